@@ -1,0 +1,148 @@
+"""The model protocol: a request goes in, events come out (api.md, Models).
+
+A *model* streams one response. Its events are deltas and, last, one ``Finish`` with the whole message; the deltas are
+what is committed and shown while it streams, the finished message is what is stored. A model raises nothing for what a
+provider answers: an error of the provider is a ``Finish`` whose message has ``stop_reason="error"``. What it raises
+all the same is stored as such an error too.
+
+A *deferred* answer finishes with ``stop_reason="deferred"`` and a handle in ``message.deferred``: any JSON mapping, with
+``poll_at`` (epoch seconds) or ``poll_after`` (seconds) saying when to ask. Such a model also has ``poll`` and ``cancel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from ..messages import AssistantMessage, Message, ToolDeclaration
+from ..values import Value
+
+
+class RequestOptions(Value):
+    """How a request is sent. ``timeout`` is in seconds; ``cache`` and ``deferred`` are hints that a provider may ignore."""
+
+    timeout: float | None = None
+    max_retries: int | None = None
+    headers: dict[str, str] = {}
+    metadata: dict[str, Any] = {}
+    max_tokens: int | None = None
+    cache: str = "default"
+    deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One request: ``messages`` lead with the system message where there is one; ``tools`` are those offered."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDeclaration, ...] = ()
+    thinking: str = "off"
+    options: RequestOptions = field(default_factory=RequestOptions)
+    session_id: str | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that goes on the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingDelta:
+    """Reasoning that goes on."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A tool call that is being written; ``arguments_json`` is what its arguments grew by."""
+
+    id: str
+    name: str
+    arguments_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The whole response; always the last event."""
+
+    message: AssistantMessage
+
+
+ModelEvent: TypeAlias = TextDelta | ThinkingDelta | ToolCallDelta | Finish
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A language model. Cancelling the iteration stops the request."""
+
+    @property
+    def id(self) -> str:
+        """``"provider:name"``."""
+        ...
+
+    @property
+    def context_window(self) -> int:
+        """Tokens that a request and its answer may take together."""
+        ...
+
+    @property
+    def max_output_tokens(self) -> int: ...
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]: ...
+
+
+@runtime_checkable
+class DeferredModel(Model, Protocol):
+    """A model that can answer later."""
+
+    async def poll(self, handle: Mapping[str, Any]) -> AssistantMessage:
+        """The answer, or another message with ``stop_reason="deferred"`` while there is none."""
+        ...
+
+    async def cancel(self, handle: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Models(Protocol):
+    """Models by id."""
+
+    def get(self, id: str) -> Model | None: ...
+
+
+ModelSource: TypeAlias = Model | Models | Iterable[Model] | Mapping[str, Model]
+"""What ``models=`` takes, or a zero-argument callable that returns one of these and is called at each use."""
+
+
+class ModelSet:
+    """Models by id, and the only one among them where there is just one."""
+
+    def __init__(self, source: ModelSource | Callable[[], ModelSource]) -> None:
+        self._source = source
+
+    def _models(self) -> Models | dict[str, Model]:
+        source: Any = self._source
+        if not hasattr(source, "stream") and not hasattr(source, "get") and callable(source):
+            source = source()
+        if hasattr(source, "stream"):
+            return {source.id: source}
+        if isinstance(source, Mapping):
+            return dict(source)
+        if hasattr(source, "get"):
+            return source  # type: ignore[no-any-return]
+        return {model.id: model for model in source}
+
+    def get(self, id: str) -> Model | None:
+        """The model of this id, or ``None``. Raises ``UnknownModel`` where the source knows what is missing."""
+        return self._models().get(id)
+
+    def only(self) -> Model | None:
+        """The model, where exactly one was given; it is the default of every conversation (engine.md, section 10)."""
+        models = self._models()
+        if isinstance(models, dict) and len(models) == 1:
+            return next(iter(models.values()))
+        return None
