@@ -5,8 +5,9 @@ what is committed and shown while it streams, the finished message is what is st
 provider answers: an error of the provider is a ``Finish`` whose message has ``stop_reason="error"``. What it raises
 all the same is stored as such an error too.
 
-A *deferred* answer finishes with ``stop_reason="deferred"`` and a handle in ``message.deferred``: any JSON mapping, with
-``poll_at`` (epoch seconds) or ``poll_after`` (seconds) saying when to ask. Such a model also has ``poll`` and ``cancel``.
+A *deferred* answer finishes with ``stop_reason="deferred"`` and a handle in ``message.deferred``: any JSON mapping,
+with ``poll_at`` (epoch seconds) or ``poll_after`` (seconds) saying when to ask. Such a model also has ``poll`` and
+``cancel``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from ..values import Value
 
 
 class RequestOptions(Value):
-    """How a request is sent. ``timeout`` is in seconds; ``cache`` and ``deferred`` are hints that a provider may ignore."""
+    """How a request is sent. ``timeout`` is in seconds.
+
+    ``cache`` and ``deferred`` are hints that a provider may ignore.
+    """
 
     timeout: float | None = None
     max_retries: int | None = None
