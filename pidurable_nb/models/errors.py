@@ -1,0 +1,157 @@
+"""What a provider's error means: the one place that reads error texts (engine.md, section 11).
+
+An error is stored as the text of an ``AssistantMessage`` with ``stop_reason="error"``, and it may be read by another
+process, or come from a model that this package knows nothing about. So the text is all that is classified.
+``providers`` writes texts that begin with the HTTP status and the kind of fault, which makes that reliable for them.
+
+Words: a *retryable* error is one where the same request may well succeed later; an *overflow* means that the request is
+too long for the model and has to be made shorter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from ..messages import AssistantMessage
+
+__all__ = ["is_overflow", "is_retryable", "redact", "retry_after"]
+
+_OVERFLOW = re.compile(
+    r"""
+      context[ _-]?(length|window|size|limit)[ _]?(is[ ])?exceed      # OpenAI's code, llama.cpp, pydantic-ai
+    | exceeds?[ ].{0,40}context[ _-]?(length|window|size|limit)       # llama.cpp, Together
+    | maximum[ ]context[ ]length                                      # OpenAI, vLLM, OpenRouter
+    | prompt[ ]is[ ]too[ ]long                                        # Anthropic
+    | input[ ]is[ ]too[ ]long                                         # Bedrock
+    | input[ ]length[ ]and[ ].?max_tokens.?[ ]exceed                  # Anthropic
+    | input[ ]token[ ]count.{0,40}exceeds[ ]the[ ]maximum             # Google
+    | maximum[ ]prompt[ ]length[ ]is                                  # xAI
+    | reduce[ ]the[ ]length[ ]of[ ](the[ ])?(messages|prompt|input)   # Groq, OpenAI
+    | too[ ]many[ ](input[ ])?tokens.{0,20}(context|prompt|request)   # Cohere, Mistral
+    | too[ ]large[ ]for[ ]model[ ]with[ ]\d+[ ]maximum[ ]context      # Mistral
+    | request[ ]too[ ]large[ ]for[ ]model                             # Groq
+    | requested[ ]tokens[ ].{0,20}exceed[ ]context                    # llama.cpp
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+# Faults that come with a status or a word of the retryable ones, and that no waiting mends.
+_FINAL = re.compile(
+    r"invalid.{0,10}api.{0,3}key|authentication.?error|permission.?(error|denied)|content.?filter"
+    r"|content management policy",
+    re.IGNORECASE,
+)
+
+# A spent quota: final, unless the provider says when to come back, as Google does for limits per minute.
+_SPENT = re.compile(r"insufficient_quota|exceeded your current quota|credit balance|payment required", re.IGNORECASE)
+
+_STATUS = re.compile(
+    r"""
+      (?: \b(?: HTTP(?:/\d(?:\.\d)?)? | status(?:[ _]code)? | error(?:[ ]code)? | code )\b ["'\]]* \s*[:=]?\s* ["']?
+        | ^\s*["'(\[]? )
+      ([1-5]\d\d)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_RETRYABLE_STATUS = frozenset({408, 409, 425, 429})
+
+_RETRYABLE = re.compile(
+    r"""
+      rate.?limit | too[ ]many[ ]requests | throttl | resource.?exhausted | tokens[ ]per[ ]min
+    | quota.{0,40}per[ ]minute
+    | overloaded | (over|at)[ ]capacity | capacity[ ]exceeded
+    | service.?unavailable | (temporarily|currently)[ ]unavailable | server.?is.?busy | try[ ]again[ ](later|in)
+    | internal.?server.?error | internal[ ]error | server.?error | bad[ ]gateway | gateway[ ]time.?out | api_error
+    | timed?.?out | deadline.?exceeded
+    | connection.{0,20}(error|reset|refused|closed|cut|aborted|lost|terminated) | (reset|closed)[ ]by[ ]peer
+    | broken[ ]pipe | socket[ ]hang[ ]up | other[ ]side[ ]closed | fetch[ ]failed | network.{0,10}error
+    | econnre(set|fused) | etimedout
+    | all[ ]connection[ ]attempts[ ]failed | server[ ]disconnected | peer[ ]closed[ ]connection | name[ ]resolution
+    | incomplete[ ](chunked[ ]read|read|message) | remote.?protocol.?error | read.?error
+    | premature(ly)?.{0,10}(close|end)
+    | stream.{0,30}(ended[ ]without|ended[ ]before|cut|idle|interrupted|terminated|truncated|stalled) | idle[ ]stream
+    | unexpected[ ]end[ ]of[ ](stream|file|data|input) | upstream[ ](connect[ ])?error
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+_AFTER = re.compile(
+    r"""
+      (?: retry[ _-]?after (?P<milli>[ _-]?ms)? | retry_?delay | (?:try[ ]again|retry|wait)[ ](?:in|for)(?:[ ]about)? )
+      ["']?\s*[:=]?\s*["']?
+      (?: (?P<hours>\d+)\s*h(?:ours?)?\s* )?
+      (?: (?P<minutes>\d+)\s*m(?:in(?:ute)?s?)?\b\s*(?=\d|$|[.,;)"'}\s]) | (?P<minutes_then>\d+)m(?=\d) )?
+      (?: (?P<value>\d+(?:\.\d+)?)\s*(?P<unit>ms|milliseconds?|s(?:ec(?:ond)?s?)?)?\b )?
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def is_overflow(message: AssistantMessage, context_window: int | None = None) -> bool:
+    """Whether the request was too long for the model (engine.md, sections 11 and 13).
+
+    Some providers cut the input silently or answer nothing; with ``context_window`` (tokens), an answer that says it
+    read more than that counts too.
+    """
+    if message.stop_reason == "error":
+        return bool(_OVERFLOW.search(message.error or ""))
+    if not context_window or message.stop_reason not in ("stop", "length"):
+        return False
+    usage = message.usage
+    read = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    return read > context_window or (
+        message.stop_reason == "length" and usage.output_tokens == 0 and read >= 0.99 * context_window
+    )
+
+
+def is_retryable(message: AssistantMessage) -> bool:
+    """Whether the same request may succeed later: a limit, an overload, a server's fault, a cut or idle connection.
+
+    A refused key, a spent quota, a malformed request and an overflow are not (engine.md, section 11).
+    """
+    text = message.error or ""
+    if message.stop_reason != "error" or not text or _OVERFLOW.search(text) or _FINAL.search(text):
+        return False
+    if _SPENT.search(text):
+        return retry_after(message) is not None
+    status = _STATUS.search(text)
+    if status is not None:
+        code = int(status[1])
+        if code >= 500 or code in _RETRYABLE_STATUS:
+            return True
+        if code >= 400:
+            return False
+    return bool(_RETRYABLE.search(text))
+
+
+def retry_after(message: AssistantMessage) -> float | None:
+    """The seconds that the provider asked to wait, where its text says so."""
+    for found in _AFTER.finditer(message.error or ""):
+        part = found.groupdict()
+        minutes = part["minutes"] or part["minutes_then"]
+        if part["value"] is None and part["hours"] is None and minutes is None:
+            continue
+        value = float(part["value"] or 0.0)
+        if part["milli"] or (part["unit"] or "").lower().startswith("m"):
+            value /= 1000.0
+        return 3600.0 * int(part["hours"] or 0) + 60.0 * int(minutes or 0) + value
+    return None
+
+
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
+_SECRET_SHAPE = re.compile(
+    r"\b(?:sk|pk|rk|gsk|xai|hf|pplx|ghp|gho|github_pat|nvapi|csk|fw|r8)[-_][\w*.-]{8,}"
+    r"|\bAIza[\w-]{10,}|\bAKIA[A-Z0-9]{12,}|\beyJ[\w-]{10,}\.[\w-]+\.[\w-]+"
+    r"|(?<=\bBearer\s)[\w.~+/*-]{6,}=*|(?<=[?&]key=)[^&\s\"']+"
+)
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text with ``[redacted]`` for keys: ``secrets``, those in the environment, and what has a key's shape."""
+    known = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)} | set(secrets)
+    for secret in sorted(known, key=len, reverse=True):
+        if len(secret) >= 8:  # shorter ones are words that would be cut out of every text
+            text = text.replace(secret, "[redacted]")
+    return _SECRET_SHAPE.sub("[redacted]", text)
