@@ -155,7 +155,7 @@ def _demo(request: ModelRequest) -> Reply:
     return Reply(
         f"{_echo(text)}\n\n{_TURNS[answers % len(_TURNS)].format(turn=answers + 1)}\n\n"
         f"*I am `{DEMO}`, a script and not a language model. `%durable model local:smollm2` or a name such as "
-        "`anthropic:claude-sonnet-4-5` brings a real one.*",
+        "`anthropic:claude-sonnet-5` brings a real one.*",
         tokens_per_second=DEMO_RATE,
     )
 

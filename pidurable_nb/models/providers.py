@@ -65,7 +65,7 @@ _RETENTION = {"short": "5m", "long": "1h"}
 
 
 def named_model(id: str) -> ProviderModel:
-    """The model that pydantic-ai knows as ``id``, such as ``openai:gpt-5`` or ``anthropic:claude-sonnet-4-5``.
+    """The model that pydantic-ai knows as ``id``, such as ``openai:gpt-5`` or ``anthropic:claude-sonnet-5``.
 
     Raises ``UnknownModel`` with one line that says what to set or to install, or which providers there are.
     """
@@ -169,7 +169,7 @@ class ProviderModel:
                     finally:
                         response = stream.get()
             message = self._message(response)
-            if message.stop_reason != "error" and response.finish_reason is None:
+            if message.stop_reason != "error" and not _finished(model, response):
                 message = message.replaced(
                     stop_reason="error",
                     error="The stream ended without a finish: the connection was cut, or the provider gave up.",
@@ -208,6 +208,14 @@ class ProviderModel:
             error=error,
             usage=_our_usage(response, self._priced),
         )
+
+
+def _finished(model: TheirModel, response: theirs.ModelResponse) -> bool:
+    """Whether the provider said that the answer is whole, rather than that its bytes stopped coming."""
+    if type(model).__name__ == "OpenAIChatModel" and model.system == "openai":
+        # pydantic-ai invents a reason here, for servers that never give one; OpenAI and llama.cpp always do.
+        return bool((response.provider_details or {}).get("finish_reason"))
+    return response.finish_reason is not None
 
 
 def error_text(error: BaseException) -> str:
@@ -361,7 +369,7 @@ def _their_part(block: ContentBlock, model: str) -> theirs.ModelResponsePart:
 
 
 def _provider(model: str) -> str | None:
-    """The provider in an id: ``anthropic`` of ``anthropic:claude-sonnet-4-5``."""
+    """The provider in an id: ``anthropic`` of ``anthropic:claude-sonnet-5``."""
     return model.partition(":")[0] or None
 
 

@@ -65,7 +65,7 @@ FINAL = [
 OVERFLOW = [
     "Error code: 400 - {'error': {'message': \"This model's maximum context length is 128000 tokens. However, your "
     "messages resulted in 130000 tokens.\", 'code': 'context_length_exceeded'}}",
-    "HTTP 400 Bad Request: Your input exceeds the context window of this model. Please adjust your input and try again.",
+    "HTTP 400 Bad Request: Your input exceeds the context window of this model. Please adjust your input.",
     "HTTP 400 Bad Request: prompt is too long: 213462 tokens > 200000 maximum (invalid_request_error)",
     "HTTP 400 Bad Request: input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
     "400 INVALID_ARGUMENT: The input token count (1196265) exceeds the maximum number of tokens allowed (1048575).",
