@@ -115,7 +115,8 @@ class _Run:
                 self.met = True
                 if output["output_type"] == "stream":
                     # What is shown ends where the text was found, however the pieces arrived.
-                    shown = output | {"text": output["text"][: max(0, end - before)]}
+                    text = output["text"][: max(0, end - before)]
+                    shown = output | {"text": text if text.endswith("\n") else text + "\n"}
         elif self.met:
             shown = None
         if self.show is not None and shown is not None:
@@ -438,7 +439,7 @@ class ChildKernel:
         try:
             await manager.start_kernel(env=environment, cwd=os.fspath(self._cwd or os.getcwd()), stdout=log, stderr=log)
             client = manager.client()
-            client.start_channels()
+            client.start_channels(hb=False)  # the process itself says whether it lives
             await client.wait_for_ready(timeout=START_SECONDS)
         except BaseException as error:
             if client is not None:

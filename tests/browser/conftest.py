@@ -1,0 +1,23 @@
+"""The ``lab`` fixture: one JupyterLab and one Chromium for all browser tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .lab import Lab, find_chromium
+
+
+@pytest.fixture(scope="package")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A running ``Lab``. Without a Chromium the test is skipped on a person's machine and fails in CI."""
+    chromium = find_chromium()
+    if chromium is None:
+        reason = "no chromium: install it (apt-get install chromium) or name it in PIDURABLE_CHROMIUM"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Lab(tmp_path_factory.mktemp("lab"), chromium=chromium) as running:
+        yield running
