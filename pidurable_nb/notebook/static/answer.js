@@ -1,0 +1,373 @@
+// The Answer widget: a submission and its answer as it grows. Its words come from view.py; this file places them.
+
+import { markdownView } from "./markdown.js";
+import { follow } from "./live.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const SHAPES = {
+  "✓": "M3 8.6 6.4 12 13 4.6",
+  "✕": "M4 4l8 8M12 4l-8 8",
+  "!": "M8 3v6.2M8 12.4v.6",
+  "↻": "M12.9 6.2A5.3 5.3 0 1 0 13.3 9M13.2 2.8v3.5H9.7",
+  "◷": "M8 2.7a5.3 5.3 0 1 0 0 10.6A5.3 5.3 0 0 0 8 2.7M8 5v3.2l2.2 1.4",
+  "○": "M8 3.2a4.8 4.8 0 1 0 0 9.6 4.8 4.8 0 0 0 0-9.6",
+  "■": "M4.5 4.5h7v7h-7z",
+  "·": "M8 7.5v1",
+};
+
+function make(tag, className = "", attributes = {}) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+function put(node, text) {
+  const wanted = text ?? "";
+  if (node.textContent !== wanted) node.textContent = wanted;
+}
+
+// Text of which parts between backticks are shown as code.
+function ticks(node, text) {
+  if (node.dataset.text === text) return;
+  node.dataset.text = text;
+  const made = text.split(/`([^`\n]+)`/).map((part, index) => {
+    if (index % 2 === 0) return part;
+    const code = make("code");
+    code.textContent = part;
+    return code;
+  });
+  node.replaceChildren(...made);
+}
+
+function toggle(node, shown) {
+  if (node.hidden === shown) node.hidden = !shown;
+}
+
+function icon() {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 16 16");
+  svg.setAttribute("aria-hidden", "true");
+  svg.setAttribute("class", "pd-icon");
+  const path = document.createElementNS(SVG, "path");
+  svg.append(path);
+  return {
+    node: svg,
+    show(sign) {
+      const spins = sign === "◐";
+      const shape = spins ? "M8 2.7A5.3 5.3 0 1 1 2.7 8" : SHAPES[sign] ?? SHAPES["·"];
+      if (path.getAttribute("d") !== shape) path.setAttribute("d", shape);
+      svg.classList.toggle("pd-spin", spins);
+      svg.classList.toggle("pd-solid", sign === "■");
+    },
+  };
+}
+
+function seconds(value, running) {
+  const time = Math.max(0, value);
+  if (!running && time < 0.0995) return `${Math.floor(time * 1000 + 0.5)} ms`;
+  if (!running && time < 9.95) return `${time.toFixed(1)} s`;
+  const whole = running ? Math.floor(time) : Math.floor(time + 0.5);
+  const two = (part) => String(part).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+}
+
+// A bounded box of plain text that stays at its end while it grows, unless someone scrolled away from there.
+function box(label) {
+  const node = make("div", "pd-box");
+  const title = make("div", "pd-box-title");
+  title.textContent = label;
+  const pre = make("pre", "", { tabindex: "0", "aria-label": label });
+  const text = document.createTextNode("");
+  pre.append(text);
+  node.append(title, pre);
+  return {
+    node,
+    show(wanted) {
+      toggle(node, Boolean(wanted));
+      const next = wanted ?? "";
+      if (text.data === next) return;
+      const atEnd = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 8;
+      if (next.startsWith(text.data)) text.appendData(next.slice(text.data.length));
+      else text.data = next;
+      if (atEnd) pre.scrollTop = pre.scrollHeight;
+    },
+  };
+}
+
+function textPart() {
+  const node = make("div", "pd-text");
+  const label = make("div", "pd-label");
+  const body = make("div", "pd-md");
+  node.append(label, body);
+  const show = markdownView(body);
+  return {
+    node,
+    show(item) {
+      node.classList.toggle("pd-struck", item.struck);
+      node.classList.toggle("pd-streaming", item.state === "streaming");
+      if (item.struck !== (node.firstChild === label)) node.insertBefore(item.struck ? label : body, node.firstChild);
+      toggle(label, item.label !== null);
+      put(label, item.label);
+      if (item.struck) {
+        body.setAttribute("tabindex", "0");
+        body.setAttribute("aria-label", item.label ?? "cut off");
+        body.setAttribute("role", "deletion");
+      } else for (const name of ["tabindex", "aria-label", "role"]) body.removeAttribute(name);
+      show(item.text);
+    },
+  };
+}
+
+function thinkingPart() {
+  const node = make("details", "pd-thinking", { "aria-live": "off" });
+  const summary = make("summary");
+  const body = make("div", "pd-md");
+  node.append(summary, body);
+  const show = markdownView(body);
+  let latest = "";
+  node.addEventListener("toggle", () => node.open && show(latest));
+  return {
+    node,
+    show(item) {
+      latest = item.text;
+      const count = item.text.split(/\s+/).filter(Boolean).length;
+      const words = `${count.toLocaleString("en-US")} word${count === 1 ? "" : "s"}`;
+      const label = item.label ? ` · ${item.label}` : "";
+      put(summary, `${item.state === "streaming" ? "thinking…" : "thinking"} · ${words}${label}`);
+      if (node.open) show(latest);
+    },
+  };
+}
+
+function noticePart() {
+  const node = make("div", "pd-notice");
+  const sign = icon();
+  const text = make("span");
+  node.append(sign.node, text);
+  return {
+    node,
+    show(item) {
+      sign.show(item.badge[0]);
+      node.dataset.tone = item.badge[2];
+      ticks(text, item.badge[2] === "muted" ? item.text : `${item.badge[1]}: ${item.text}`);
+    },
+  };
+}
+
+function toolPart() {
+  const node = make("details", "pd-tool");
+  node.open = true;
+  const summary = make("summary");
+  const sign = icon();
+  const state = make("span", "pd-state");
+  const call = make("code", "pd-call");
+  const name = make("b");
+  const args = make("span");
+  call.append(name, "(", args, ")");
+  const facts = make("span", "pd-facts");
+  summary.append(sign.node, state, call, facts);
+  const body = make("div", "pd-tool-body", { "aria-live": "off" });
+  const full = make("details", "pd-arguments");
+  const fullTitle = make("summary");
+  fullTitle.textContent = "all arguments";
+  const fullText = make("pre", "", { tabindex: "0", "aria-label": "arguments" });
+  full.append(fullTitle, fullText);
+  const output = box("output");
+  const result = box("result");
+  const details = box("details");
+  const diagnostics = make("div", "pd-diagnostics");
+  body.append(full, output.node, result.node, details.node, diagnostics);
+  node.append(summary, body);
+  return {
+    node,
+    show(item) {
+      sign.show(item.badge[0]);
+      node.dataset.tone = item.badge[2];
+      put(name, item.name);
+      put(args, item.arguments);
+      summary.title = `${item.name}(${item.arguments})`;
+      put(state, item.badge[1]);
+      put(facts, item.facts.join(" · "));
+      toggle(full, item.arguments_full !== null);
+      put(fullText, item.arguments_full);
+      output.show(item.output);
+      result.show(item.result);
+      details.show(item.details);
+      put(diagnostics, item.diagnostics.map(([severity, message]) => `${severity}: ${message}`).join("\n"));
+      toggle(diagnostics, item.diagnostics.length > 0);
+      const parts = [full, output.node, result.node, details.node, diagnostics];
+      toggle(body, parts.some((part) => !part.hidden));
+    },
+  };
+}
+
+const PARTS = { text: textPart, thinking: thinkingPart, notice: noticePart, tool: toolPart };
+
+// Keep one part for each key, in the order of `items`; a part that stays is changed, not made again.
+function parts(host) {
+  const kept = new Map();
+  return function show(items) {
+    const seen = new Set();
+    let place = host.firstChild;
+    for (const item of items) {
+      const key = `${item.kind} ${item.key}`;
+      if (!Object.hasOwn(PARTS, item.kind) || seen.has(key)) continue;
+      seen.add(key);
+      let part = kept.get(key);
+      if (!part) {
+        part = PARTS[item.kind]();
+        kept.set(key, part);
+      }
+      if (part.node === place) place = place.nextSibling;
+      else host.insertBefore(part.node, place);
+      part.show(item);
+    }
+    for (const [key, part] of kept) {
+      if (seen.has(key)) continue;
+      part.node.remove();
+      kept.delete(key);
+    }
+  };
+}
+
+function copyText(button, text) {
+  const said = (words) => {
+    button.textContent = words;
+    setTimeout(() => (button.textContent = "copy"), 1500);
+  };
+  if (!navigator.clipboard) said("not allowed");
+  else navigator.clipboard.writeText(text).then(() => said("copied"), () => said("not allowed"));
+}
+
+function mount(feed, model, el) {
+  const root = make("section", "pd pd-answer", { "aria-label": "Answer" });
+  const header = make("div", "pd-header");
+  const badge = make("span", "pd-badge", { role: "status" });
+  const sign = icon();
+  const word = make("span");
+  badge.append(sign.node, word);
+  const facts = make("span", "pd-facts");
+  const time = make("span", "pd-time");
+  const stop = make("button", "pd-button", { type: "button", "aria-label": "Stop this answer" });
+  stop.title = "Stop this answer; %durable stop does the same";
+  stop.textContent = "Stop";
+  header.append(badge, facts, time, stop);
+  const prompt = make("blockquote", "pd-prompt");
+  const problem = make("div", "pd-problem");
+  const body = make("div", "pd-body", { "aria-live": "polite", "aria-relevant": "additions text" });
+  const footer = make("div", "pd-footer");
+  const usage = make("span");
+  const note = make("span", "pd-note");
+  const asked = make("span", "pd-asked", { role: "status" });
+  const copy = make("button", "pd-link", { type: "button", "aria-label": "Copy the answer as Markdown" });
+  copy.textContent = "copy";
+  footer.append(usage, note, asked, copy);
+  root.append(header, prompt, problem, body, footer);
+  el.append(root);
+
+  const showParts = parts(body);
+  let stopping = false;
+  let tallest = 0;
+
+  stop.addEventListener("click", () => {
+    if (stopping || !feed.view.can_stop) return;
+    stopping = true;
+    model.send({ do: "stop" });
+    update();
+  });
+  copy.addEventListener("click", () => {
+    const texts = feed.view.items.filter((item) => item.kind === "text" && !item.struck).map((item) => item.text);
+    copyText(copy, texts.join("\n\n"));
+  });
+  body.addEventListener("click", (event) => {
+    const button = event.target.closest?.(".pd-copy");
+    if (button) copyText(button, button.parentNode.querySelector("code").textContent);
+  });
+
+  // While an answer grows, its body never gets lower: what is below it must not jump up.
+  function release() {
+    tallest = 0;
+    body.style.minHeight = "";
+  }
+  body.addEventListener("toggle", release, true);
+  let width = 0;
+  const resized = new ResizeObserver(([entry]) => {
+    if (width && Math.abs(entry.contentRect.width - width) > 1) release();
+    width = entry.contentRect.width;
+  });
+  resized.observe(body);
+
+  function tick() {
+    const { view } = feed;
+    const now = Date.now() / 1000 - feed.skew;
+    const running = view.ended_at === null;
+    const elapsed = view.started_at === null ? null : (running ? now : view.ended_at) - view.started_at;
+    put(time, elapsed === null || (running && view.settled) ? "" : seconds(elapsed, running));
+    const wait = view.retry_at === null ? 0 : view.retry_at - now;
+    put(word, wait > 0 ? `${view.badge[1]} in ${seconds(Math.ceil(wait), true)}` : view.badge[1]);
+  }
+
+  function update() {
+    const { view } = feed;
+    root.dataset.status = view.status;
+    root.dataset.tone = view.badge[2];
+    badge.dataset.tone = view.badge[2];
+    sign.show(view.badge[0]);
+    put(facts, view.facts.join(" · "));
+    toggle(prompt, Boolean(view.prompt));
+    put(prompt, view.prompt);
+    toggle(problem, Boolean(view.problem));
+    ticks(problem, view.problem ?? "");
+    toggle(body, view.items.length > 0 || view.status === "running");
+    body.classList.toggle("pd-empty", view.items.length === 0 && view.status === "running");
+    showParts(view.items);
+    put(usage, view.usage.join(" · "));
+    put(note, view.note);
+    if (!view.can_stop) stopping = false;
+    // A button that has the focus stays until the focus moves on; before the end it keeps its place.
+    const away = !view.can_stop && document.activeElement !== stop;
+    stop.classList.toggle("pd-gone", away);
+    toggle(stop, !(away && view.settled));
+    stop.setAttribute("aria-disabled", String(stopping || !view.can_stop));
+    put(asked, stopping ? "stop is asked for… a cell that is running holds it back; %durable stop and the interrupt button stop too" : "");
+    toggle(copy, view.settled && view.items.some((item) => item.kind === "text" && !item.struck && item.text));
+    toggle(footer, !view.settled || !copy.hidden || view.usage.length > 0 || Boolean(view.note));
+    tick();
+    if (view.settled) {
+      release();
+    } else {
+      const height = body.offsetHeight;
+      if (height > tallest) {
+        tallest = height;
+        body.style.minHeight = `${height}px`;
+      }
+    }
+  }
+
+  stop.addEventListener("blur", update);
+  const silence = feed.listen(update);
+  const timer = setInterval(() => feed.view.settled || tick(), 1000);
+  update();
+  return () => {
+    clearInterval(timer);
+    resized.disconnect();
+    silence();
+  };
+}
+
+export default () => {
+  let feed = null;
+  return {
+    initialize({ model }) {
+      feed = follow(model);
+      return () => feed.close();
+    },
+    render({ model, el }) {
+      feed ??= follow(model);
+      return mount(feed, model, el);
+    },
+  };
+};

@@ -1,0 +1,104 @@
+// The page's side of widgets.py: the present of one model, kept by numbered differences.
+//
+// `follow(model)` gives a feed: `feed.view` is the present, `feed.listen(f)` calls `f` at every change. It asks the
+// kernel for the whole once at its start, which also tells how far the two clocks are apart, and whenever a number is
+// missing. A feed is shared by all views of a model.
+
+const ASK_AGAIN = 2000;
+
+function resolve(value, path) {
+  const keys = path.split("/").slice(1).map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
+  const last = keys.pop();
+  return [keys.reduce((inside, key) => inside[key], value), last];
+}
+
+function applyOps(view, ops) {
+  let root = view;
+  for (const { op, path, value } of ops) {
+    if (path === "") {
+      root = value;
+      continue;
+    }
+    const [holder, key] = resolve(root, path);
+    if (holder === null || typeof holder !== "object") throw new Error(`no value at ${path}`);
+    if (op === "append") holder[key] += value;
+    else if (op === "replace") holder[key] = value;
+    else if (!Array.isArray(holder)) {
+      if (op === "add") holder[key] = value;
+      else delete holder[key];
+    } else if (op === "add") holder.splice(key === "-" ? holder.length : Number(key), 0, value);
+    else holder.splice(Number(key), 1);
+  }
+  return root;
+}
+
+export function follow(model) {
+  const listeners = new Set();
+  const feed = { seq: -1, view: null, skew: 0, listen, close };
+  let asked = 0;
+
+  function changed() {
+    for (const listener of listeners) listener(feed);
+  }
+
+  function take(seq, view) {
+    feed.seq = seq;
+    feed.view = structuredClone(view);
+    changed();
+  }
+
+  function ask() {
+    if (Date.now() - asked < ASK_AGAIN) return;
+    asked = Date.now();
+    model.send({ ask: "state", seq: feed.seq });
+  }
+
+  function hear(message) {
+    if (typeof message?.seq !== "number") return;
+    if (typeof message.now === "number") {
+      // An answer that had to wait for a running cell says nothing about the clocks.
+      const skew = Date.now() / 1000 - message.now;
+      const moved = Date.now() - asked < ASK_AGAIN && Math.abs(skew - feed.skew) > 0.2;
+      if (moved) feed.skew = skew;
+      asked = 0;
+      if (moved) changed();
+    }
+    if (message.view !== undefined) {
+      if (message.seq > feed.seq) take(message.seq, message.view);
+    } else if (message.ops === undefined) {
+      if (message.seq > feed.seq) ask();
+    } else if (message.seq === feed.seq + 1) {
+      try {
+        feed.view = applyOps(feed.view, message.ops);
+        feed.seq = message.seq;
+      } catch {
+        feed.seq = -1;
+        ask();
+        return;
+      }
+      changed();
+    } else if (message.seq > feed.seq) ask();
+  }
+
+  function restored() {
+    const state = model.get("state");
+    if (state?.view && state.seq > feed.seq) take(state.seq, state.view);
+  }
+
+  function listen(listener) {
+    listeners.add(listener);
+    return () => listeners.delete(listener);
+  }
+
+  function close() {
+    model.off("msg:custom", hear);
+    model.off("change:state", restored);
+    listeners.clear();
+  }
+
+  restored();
+  model.on("msg:custom", hear);
+  model.on("change:state", restored);
+  ask();
+  return feed;
+}

@@ -1,0 +1,240 @@
+"""Live widgets: one view each, kept present in every page that shows it.
+
+A *live widget* holds the *present*: the sequence number and the whole value of what is shown. Its trait ``state``
+always is the present, so that a page that reloads or a view that opens late gets all of it; but a change of it is not
+sent as a trait. Instead the *publisher*, one daemon thread per process, sends the difference to what was sent last, as
+a custom message ``{"seq": n, "ops": [...]}`` (``pidurable_nb.patch``), at most ten a second for each widget, and
+always the last. Text that grows costs what was added (notebook.md, "Live widgets").
+
+What a page sends: ``{"ask": "state", "seq": n}`` once at its start and whenever it missed a number, answered by the
+publisher with ``{"seq": n, "now": seconds}`` and, where the page is behind, ``"view"`` with the whole value; and
+``{"do": NAME}`` for a pressed button. Handlers may run on any thread and only hand work on.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from .. import patch
+from .render import mimebundle
+from .view import AnswerView
+
+__all__ = ["AnswerWidget", "LiveWidget", "Publisher", "esm", "publisher"]
+
+_log = logging.getLogger(__name__)
+_STATIC = Path(__file__).parent / "static"
+
+INTERVAL = 0.1
+"""Seconds between two messages of one widget."""
+
+
+# -- the page's side -----------------------------------------------------------------------------------------------
+
+_IMPORT = re.compile(r"^import [^;]+;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class)\b)", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*(?://.*)?\n", re.MULTILINE)
+
+
+def esm(*names: str) -> str:
+    """One ES module made of files of ``static/``: the last exports the widget, the others what it imports.
+
+    A widget's module reaches the page as text and cannot import its neighbours, so they are joined here: each file
+    declares names that none of the others declares, and imports only from files before it.
+    """
+    texts = [(_STATIC / name).read_text(encoding="utf-8") for name in names]
+    return _COMMENT.sub("", "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts))
+
+
+def _css(*names: str) -> str:
+    return "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
+
+
+# -- the publisher -------------------------------------------------------------------------------------------------
+
+
+class Publisher:
+    """One daemon thread that sends what widgets have to say, each at most once per ``interval`` seconds.
+
+    ``wake(widget)`` may be called on any thread, as often as one likes; the thread calls ``widget.publish()`` for it
+    at once, or as soon as ``interval`` has passed since its last call. What was woken last is always sent.
+    """
+
+    def __init__(self, *, interval: float = INTERVAL, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = interval
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._due: dict[LiveWidget, float] = {}
+        self._sending: LiveWidget | None = None
+        self._thread: threading.Thread | None = None
+
+    def wake(self, widget: LiveWidget) -> None:
+        """Have ``widget`` send what it has to say."""
+        with self._changed:
+            if widget not in self._due:
+                self._due[widget] = widget.published_at + self._interval
+                self._changed.notify_all()
+            if self._thread is None or not self._thread.is_alive():  # not started yet, or lost in a forked child
+                self._thread = threading.Thread(target=self._run, name="pidurable_nb publisher", daemon=True)
+                self._thread.start()
+
+    def flush(self, widget: LiveWidget, timeout: float = 2.0) -> bool:
+        """Send what ``widget`` has to say now; wait at most ``timeout`` seconds. Whether all was sent."""
+        with self._changed:
+            if widget in self._due:
+                self._due[widget] = 0.0
+                self._changed.notify_all()
+            return self._changed.wait_for(lambda: widget not in self._due and self._sending is not widget, timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._sending = None
+                self._changed.notify_all()
+                widget = self._next()
+                del self._due[widget]
+                self._sending = widget
+                widget.published_at = self._clock()
+            try:
+                widget.publish()
+            except Exception:
+                # A page that is gone or a socket that is closed ends the show, never the work that it shows.
+                _log.warning("a live display could not be updated; run its cell again to see it", exc_info=True)
+
+    def _next(self) -> LiveWidget:
+        """Wait, with the lock held, until a widget is due."""
+        while True:
+            if not self._due:
+                self._changed.wait()
+                continue
+            widget, due = min(self._due.items(), key=lambda item: item[1])
+            wait = due - self._clock()
+            if wait <= 0:
+                return widget
+            self._changed.wait(wait)
+
+
+_publisher: Publisher | None = None
+_publisher_lock = threading.Lock()
+
+
+def publisher() -> Publisher:
+    """The publisher of this process."""
+    global _publisher
+    with _publisher_lock:
+        if _publisher is None:
+            _publisher = Publisher()
+        return _publisher
+
+
+# -- widgets -------------------------------------------------------------------------------------------------------
+
+
+class LiveWidget(anywidget.AnyWidget):
+    """The Python side of a live widget: ``state`` is ``{"seq": n, "view": value}``, the present."""
+
+    state = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, value: dict[str, Any], *, publish: Publisher | None = None) -> None:
+        self.published_at = float("-inf")
+        self._publish = publish if publish is not None else publisher()
+        self._present_lock = threading.Lock()
+        self._next_value: Callable[[], dict[str, Any]] | None = None
+        self._asked: list[int] = []
+        self._actions: dict[str, list[Callable[[], None]]] = {}
+        super().__init__(state={"seq": 0, "view": value})
+        self.on_msg(self._hear)
+
+    def notify_change(self, change: Any) -> None:
+        """Tell observers in Python of every change, the page of none of ``state``: messages carry those."""
+        if change["name"] == "state":
+            traitlets.HasTraits.notify_change(self, change)
+        else:
+            super().notify_change(change)
+
+    def present(self, make: Callable[[], dict[str, Any]]) -> None:
+        """Have ``make()`` shown. It runs on the publisher's thread, and not at all when a later one replaces it."""
+        with self._present_lock:
+            self._next_value = make
+        self._publish.wake(self)
+
+    def flush(self, timeout: float = 2.0) -> bool:
+        """Send what is not sent yet, without waiting for the interval. Whether it was sent in time."""
+        return self._publish.flush(self, timeout)
+
+    def on_action(self, name: str, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when the button ``name`` is pressed, on whichever thread hears of it."""
+        self._actions.setdefault(name, []).append(callback)
+
+    def publish(self) -> None:
+        """Send the difference to what was sent last, and the whole to who asked. Only the publisher calls this."""
+        with self._present_lock:
+            make, self._next_value = self._next_value, None
+            asked, self._asked = self._asked, []
+        seq, value = self.state["seq"], self.state["view"]
+        if make is not None:
+            new = make()
+            if ops := patch.diff(value, new):
+                seq, value = seq + 1, new
+                # The present first: a page that asks from now on gets what the message is about to say.
+                self.state = {"seq": seq, "view": value}
+                self.send({"seq": seq, "ops": ops})
+        if asked:
+            answer: dict[str, Any] = {"seq": seq, "now": time.time()}
+            if any(known != seq for known in asked):
+                answer["view"] = value
+            self.send(answer)
+
+    def _hear(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        """A message of a page. It is not trusted: what it may say is listed here, all else is nothing."""
+        if not isinstance(content, dict):
+            return
+        if content.get("ask") == "state":
+            known = content.get("seq")
+            with self._present_lock:
+                self._asked.append(known if isinstance(known, int) else -1)
+            self._publish.wake(self)
+        for callback in self._actions.get(str(content.get("do")), ()):
+            callback()
+
+
+class AnswerWidget(LiveWidget):
+    """The live form of an ``AnswerView`` (notebook.md, "Live widgets", 1).
+
+    ``show`` takes each later view, from any thread, as often as it changes. The saved form of a display is the static
+    form of the view at the moment of the display; whoever displays the widget replaces it when the answer has settled.
+    """
+
+    _esm = esm("markdown.js", "live.js", "answer.js")
+    _css = _css("base.css", "answer.css")
+
+    def __init__(self, view: AnswerView, *, publish: Publisher | None = None) -> None:
+        self._view = view
+        super().__init__(view.wire(), publish=publish)
+
+    @property
+    def view(self) -> AnswerView:
+        """The view that was shown last."""
+        return self._view
+
+    def show(self, view: AnswerView) -> None:
+        """Show ``view`` in place of the one before; pages follow within a tenth of a second."""
+        self._view = view
+        self.present(view.wire)
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when someone presses Stop; it may run on any thread and must only hand work on."""
+        self.on_action("stop", callback)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        live = super()._repr_mimebundle_(**kwargs)
+        data, metadata = live if isinstance(live, tuple) else (live or {}, {})
+        return {**data, **mimebundle(self._view)}, metadata
