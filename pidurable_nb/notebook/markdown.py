@@ -53,6 +53,8 @@ _PRE = (
     f"margin:0 0 .6em;padding:8px 10px;background:{TINT};border-radius:4px;overflow-x:auto;"
     f"font-family:{CODE_FONT};font-size:.93em;line-height:1.45;white-space:pre;word-break:normal"
 )
+# What a theme does to code inside the box is undone.
+_PRE_CODE = "font:inherit;color:inherit;background:none;padding:0;white-space:pre"
 _CODE = f"font-family:{CODE_FONT};font-size:.93em;background:{TINT};border-radius:3px;padding:.1em .3em"
 
 
@@ -75,6 +77,8 @@ class _Renderer(RendererHTML):
             align = str(token.attrGet("style") or "").removeprefix("text-align:")
             if align in ("left", "right", "center"):
                 style = style.replace("text-align:left", f"text-align:{align}")
+        elif token.tag in ("ul", "ol") and token.level > 0:
+            style = style.replace("0 0 .6em", "0 0 .2em")
         start = ""
         if token.tag == "ol" and isinstance(number := token.attrGet("start"), int):
             start = f' start="{number}"'
@@ -94,7 +98,7 @@ class _Renderer(RendererHTML):
         return escapeHtml(words)
 
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return f"<pre{_style(_PRE)}><code>{escapeHtml(tokens[idx].content)}</code></pre>\n"
+        return f"<pre{_style(_PRE)}><code{_style(_PRE_CODE)}>{escapeHtml(tokens[idx].content)}</code></pre>\n"
 
     def code_inline(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return f"<code{_style(_CODE)}>{escapeHtml(tokens[idx].content)}</code>"

@@ -105,8 +105,10 @@ _SUMMARY = "cursor:pointer"
 _CELL = (
     f"padding:3px 14px 3px 0;text-align:left;vertical-align:top;border:0;border-top:1px solid {LINE};background:none"
 )
-_TABLE = "border-collapse:collapse;margin:.4em 0 0;width:100%;font-size:.95em;border:0;table-layout:auto;line-height:1.4;"
+_TABLE = (
+    "border-collapse:collapse;margin:.4em 0 0;width:100%;font-size:.95em;border:0;table-layout:auto;line-height:1.4;"
     "overflow-wrap:break-word"
+)
 # Rows that a theme would tint and mark under the pointer keep the ground of the card.
 _ROW = "background:none"
 
