@@ -1,8 +1,4 @@
-"""What the backends share: who this process is, checks of requests, reading stored text, and the state of one opening.
-
-``Opening`` is the base of a backend's class. It refuses calls after ``close`` and in a forked child, so that a child
-never writes through what it inherited (engine.md, section 16).
-"""
+"""What the backends share: who this process is, checks of requests, and reading stored text."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from ..errors import SessionClosed, SessionForked, StorageCorrupt, StorageRequestError
+from ..errors import StorageCorrupt, StorageRequestError
 from ..patch import apply
 from ..records import DocumentRecord, Life, SubmissionStatus, TaskStatus
 from ..values import JsonValue, Value
@@ -25,31 +21,6 @@ V = TypeVar("V", bound=Value)
 
 TASK_STATUSES: tuple[str, ...] = get_args(TaskStatus)
 SUBMISSION_STATUSES: tuple[str, ...] = get_args(SubmissionStatus)
-
-
-class Opening:
-    """One opened storage: its name and life, and the check that a call may still go through."""
-
-    name: str
-    life: Life
-    last_seq: int
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.last_seq = 0
-        self._pid = os.getpid()
-        self._closed = False
-
-    def _guard(self) -> None:
-        """Raise ``SessionClosed`` after ``close``, ``SessionForked`` in a child made by ``os.fork``."""
-        if self._closed:
-            raise SessionClosed(f"{self.name} was closed; open it again to go on.")
-        if os.getpid() != self._pid:
-            raise SessionForked(
-                f"{self.name} was opened by process {self._pid}, and this is its forked child {os.getpid()}. "
-                "Only the process that opened a session may use it: open another file here, or read this one "
-                "with observe()."
-            )
 
 
 # -- who we are ------------------------------------------------------------------------------------------------------

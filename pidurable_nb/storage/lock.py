@@ -18,6 +18,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 import weakref
 from dataclasses import dataclass
 from datetime import datetime
@@ -230,3 +231,14 @@ def network_file_system(path: str | Path, mounts: str = "/proc/self/mountinfo") 
         if inside and len(point) >= len(best):
             best, kind = point, rest.split()[0]
     return kind if kind in _NETWORK else None
+
+
+def warn_about_network(name: str, path: Path) -> None:
+    """Warn when a storage lies where locks cannot be trusted; for an ``open`` method, which its caller is shown."""
+    kind = network_file_system(path)
+    if kind is not None:
+        warnings.warn(
+            f"{name} is on a network file system ({kind}), whose locks cannot be trusted: two machines could write "
+            "to it at once. Keep sessions on a local disk.",
+            stacklevel=3,
+        )

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..errors import StorageError, StorageRequestError
 from ..records import (
@@ -35,7 +35,6 @@ from ..values import Value
 from .common import (
     SUBMISSION_STATUSES,
     TASK_STATUSES,
-    Opening,
     check_page,
     check_point,
     gone,
@@ -64,7 +63,9 @@ from .protocol import (
     StoredDocument,
     encode,
 )
+from .reading import Opening
 
+T = TypeVar("T")
 V = TypeVar("V", bound=Value)
 
 
@@ -144,13 +145,14 @@ class MemoryState:
         self.top_id = 0
         self.commits: list[tuple[float, int]] = []
         self.touched: list[list[tuple[str, int]]] = []
-        self.conversations: dict[int, Row] = {}
-        self.entries: dict[int, Row] = {}
-        self.tasks: dict[int, Row] = {}
-        self.submissions: dict[int, Row] = {}
-        self.documents: dict[int, DocumentRow] = {}
-        self.lives: list[Life] = []
-        self.attempts: list[Attempt] = []
+        self.conversations_by_id: dict[int, Row] = {}
+        self.entries_by_id: dict[int, Row] = {}
+        self.tasks_by_id: dict[int, Row] = {}
+        self.submissions_by_id: dict[int, Row] = {}
+        self.documents_by_id: dict[int, DocumentRow] = {}
+        self._lives: list[Life] = []
+        self._last_of_life: dict[int, int] = {}
+        self._attempts: list[Attempt] = []
         self._conversation_ids = Ids()
         self._entry_ids = Ids()
         self._task_ids = Ids()
@@ -167,25 +169,47 @@ class MemoryState:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def commit(self, apply: Callable[[int, float], None], at: float, life: int, top_id: int = 0) -> int:
-        """Run ``apply(seq, at)``, which calls the methods below, as one commit. A raise leaves no trace."""
+    def commit(
+        self,
+        apply: Callable[[int, float], None],
+        at: float,
+        life: int,
+        top_id: int = 0,
+        undo: list[Callable[[], object]] | None = None,
+    ) -> int:
+        """Run ``apply(seq, at)``, which calls the methods below, as one commit. A raise leaves no trace.
+
+        ``undo`` gets the steps that take the whole commit back, to be run backwards.
+        """
         seq = self.seq + 1
-        top_before = self.top_id
+        before = (self.seq, self.top_id, self._last_of_life.get(life))
+        self._undo = []
         self._touched = []
         try:
             apply(seq, at)
         except BaseException:
-            for step in reversed(self._undo):
-                step()
-            self.top_id = top_before
+            self._take_back(*before, life)
             raise
-        finally:
-            self._undo.clear()
         self.commits.append((at, life))
         self.touched.append(self._touched)
         self.top_id = max(self.top_id, top_id)
-        self.seq = seq
+        self.seq = self._last_of_life[life] = seq
+        if undo is not None:
+            steps = self._undo
+            undo.append(lambda: self._take_back(*before, life, steps))
         return seq
+
+    def _take_back(
+        self, seq: int, top_id: int, last: int | None, life: int, steps: list[Callable[[], object]] | None = None
+    ) -> None:
+        for step in reversed(self._undo if steps is None else steps):
+            step()
+        del self.commits[seq:], self.touched[seq:]
+        self.seq, self.top_id = seq, top_id
+        if last is None:
+            self._last_of_life.pop(life, None)
+        else:
+            self._last_of_life[life] = last
 
     def apply(self, items: Sequence[BatchItem], seq: int, at: float, life: int) -> None:
         """Apply the items of a batch, inside ``commit``."""
@@ -257,10 +281,10 @@ class MemoryState:
             self.top_id = id
 
     def put_conversation(self, id: int, row: Row) -> None:
-        self._new(self.conversations, self._conversation_ids, "conversation", id, row)
+        self._new(self.conversations_by_id, self._conversation_ids, "conversation", id, row)
 
     def put_entry(self, id: int, conversation: int, head: int | None, payload: str, seq: int) -> None:
-        self._new(self.entries, self._entry_ids, "entry", id, Row(seq, payload, conversation))
+        self._new(self.entries_by_id, self._entry_ids, "entry", id, Row(seq, payload, conversation))
         own = self._entries_of.setdefault(conversation, Ids())
         own.add(id)
         self._undo.append(lambda: own.remove(id))
@@ -270,12 +294,12 @@ class MemoryState:
             self._undo.append(lambda: heads.remove(id))
 
     def put_task(self, id: int, row: Row) -> None:
-        before = self.tasks.get(id)
+        before = self.tasks_by_id.get(id)
         if before is None:
-            self._new(self.tasks, self._task_ids, "task", id, row)
+            self._new(self.tasks_by_id, self._task_ids, "task", id, row)
         else:
-            self.tasks[id] = row
-            self._undo.append(lambda: self.tasks.__setitem__(id, before))
+            self.tasks_by_id[id] = row
+            self._undo.append(lambda: self.tasks_by_id.__setitem__(id, before))
             self._touch("task", id)
         was_live = before is not None and before.status != "terminal"
         is_live = row.status != "terminal"
@@ -297,17 +321,17 @@ class MemoryState:
                 raise StorageError(
                     f"{self.name}: the request id {row.request_id!r} already belongs to submission {other}."
                 )
-        before = self.submissions.get(id)
+        before = self.submissions_by_id.get(id)
         if before is None:
-            self._new(self.submissions, self._submission_ids, "submission", id, row)
+            self._new(self.submissions_by_id, self._submission_ids, "submission", id, row)
         else:
-            self.submissions[id] = row
-            self._undo.append(lambda: self.submissions.__setitem__(id, before))
+            self.submissions_by_id[id] = row
+            self._undo.append(lambda: self.submissions_by_id.__setitem__(id, before))
             self._touch("submission", id)
 
     def create_document(self, record: DocumentRecord, version: int, payload: str, seq: int) -> None:
         id = record.id
-        if id in self.documents:
+        if id in self.documents_by_id:
             raise StorageError(f"{self.name}: the document {id} is already stored; ids are never given twice.")
         place = _address(record)
         if place in self._live_documents:
@@ -316,18 +340,18 @@ class MemoryState:
                 f"{self._live_documents[place]}."
             )
         stored = record.replaced(created_at=seq, retired_at=None)
-        self.documents[id] = DocumentRow(stored, [Revision(seq, version, True, payload)])
+        self.documents_by_id[id] = DocumentRow(stored, [Revision(seq, version, True, payload)])
         self._document_ids.add(id)
         self._live_documents[place] = id
         self._undo += (
-            lambda: self.documents.pop(id),
+            lambda: self.documents_by_id.pop(id),
             lambda: self._document_ids.remove(id),
             lambda: self._live_documents.pop(place),
         )
         self._touch("document", id)
 
     def _live(self, id: int) -> DocumentRow:
-        row = self.documents.get(id)
+        row = self.documents_by_id.get(id)
         if row is None or row.record.retired_at is not None:
             state = "does not exist" if row is None else "has retired"
             raise StorageError(f"{self.name}: the document {id} {state} and cannot be changed.")
@@ -368,9 +392,9 @@ class MemoryState:
 
     def start_attempt(self, task: int, phase: str, at: float, life: int) -> None:
         opened = self._open_attempts.setdefault(task, [])
-        opened.append(len(self.attempts))
-        self.attempts.append(Attempt(task=TaskId(task), life=life, phase=phase, started_at=at))
-        self._undo += (opened.pop, self.attempts.pop)
+        opened.append(len(self._attempts))
+        self._attempts.append(Attempt(task=TaskId(task), life=life, phase=phase, started_at=at))
+        self._undo += (opened.pop, self._attempts.pop)
 
     def end_attempt(self, task: int, end: AttemptEnd, at: float) -> None:
         """End the newest open attempt of a task. A task that has none was cut off by an earlier death: no change."""
@@ -378,9 +402,39 @@ class MemoryState:
         if not opened:
             return
         index = opened.pop()
-        before = self.attempts[index]
-        self.attempts[index] = before.replaced(end=end, ended_at=at)
-        self._undo += (lambda: opened.append(index), lambda: self.attempts.__setitem__(index, before))
+        before = self._attempts[index]
+        self._attempts[index] = before.replaced(end=end, ended_at=at)
+        self._undo += (lambda: opened.append(index), lambda: self._attempts.__setitem__(index, before))
+
+    # -- restoring from a compacted journal --------------------------------------------------------------------------
+
+    def restoring(self) -> None:
+        """Called before rows are put outside of a commit: they are not undone, and say themselves when they changed."""
+        self._undo = []
+        self._touched = []
+
+    def restore_attempts(self, attempts: list[Attempt]) -> None:
+        """Attempts as they were kept."""
+        for attempt in attempts:
+            if attempt.end is None:
+                self._open_attempts.setdefault(attempt.task, []).append(len(self._attempts))
+            self._attempts.append(attempt)
+
+    def restore_document(self, row: DocumentRow) -> None:
+        """A document with the changes that were kept of it."""
+        record = row.record
+        self.documents_by_id[record.id] = row
+        self._document_ids.add(record.id)
+        if record.retired_at is None:
+            self._live_documents[_address(record)] = record.id
+        else:
+            self.touch_at(record.retired_at, "document", record.id)
+        for revision in row.revisions:
+            self.touch_at(revision.seq, "document", record.id)
+
+    def touch_at(self, seq: int, what: str, id: int) -> None:
+        """Say that a commit changed a record."""
+        self.touched[seq - 1].append((what, id))
 
     # -- lives -------------------------------------------------------------------------------------------------------
 
@@ -388,43 +442,47 @@ class MemoryState:
         """Start a life: attempts that are still open belong to dead ones and were cut off with their last commit."""
         for indexes in self._open_attempts.values():
             for index in indexes:
-                attempt = self.attempts[index]
-                self.attempts[index] = attempt.replaced(end="cut_off", ended_at=self._last_instant(attempt.life))
+                attempt = self._attempts[index]
+                self._attempts[index] = attempt.replaced(end="cut_off", ended_at=self._last_instant(attempt.life))
         self._open_attempts.clear()
-        self.lives.append(life)
+        self._lives.append(life)
 
     def end_life(self, ended: Literal["closed", "failed"], at: float) -> None:
-        self.lives[-1] = self.lives[-1].replaced(ended=ended, ended_at=at)
+        self._lives[-1] = self._lives[-1].replaced(ended=ended, ended_at=at)
 
     def _last_instant(self, life: int) -> float:
-        record = self.all_lives()[life - 1]
-        return record.opened_at if record.last_commit_at is None else record.last_commit_at
-
-    def all_lives(self) -> list[Life]:
-        last: dict[int, int] = {}
-        for index, (_, life) in enumerate(self.commits):
-            last[life] = index
-        return [
-            life.replaced(last_commit=last[life.id] + 1, last_commit_at=self.commits[last[life.id]][0])
-            if life.id in last
-            else life
-            for life in self.lives
-        ]
+        seq = self._last_of_life.get(life)
+        return self._lives[life - 1].opened_at if seq is None else self.commits[seq - 1][0]
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def get(self, table: dict[int, Row], cls: type[V], id: int) -> V | None:
-        row = table.get(id)
+    def _record(self, table: dict[int, Row], cls: type[V], id: int | None) -> V | None:
+        row = None if id is None else table.get(id)
         return None if row is None else read_record(cls, row.payload, self.name)
 
-    def by_request(self, conversation: int, request_id: str) -> SubmissionRecord | None:
-        id = self._requests.get((conversation, request_id))
-        return None if id is None else self.get(self.submissions, SubmissionRecord, id)
+    def conversation(self, id: int) -> ConversationRecord | None:
+        return self._record(self.conversations_by_id, ConversationRecord, id)
+
+    def entry(self, id: int) -> Entry | None:
+        return self._record(self.entries_by_id, Entry, id)
+
+    def task(self, id: int) -> TaskRecord | None:
+        return self._record(self.tasks_by_id, TaskRecord, id)
+
+    def submission(self, id: int) -> SubmissionRecord | None:
+        return self._record(self.submissions_by_id, SubmissionRecord, id)
+
+    def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRecord | None:
+        return self._record(self.submissions_by_id, SubmissionRecord, self._requests.get((conversation, request_id)))
 
     def latest_head(self, conversation: int, max_id: int | None) -> Entry | None:
         heads = self._heads_of.get(conversation)
         id = None if heads is None else next(iter(heads.walk(True, None, max_id=max_id)), None)
-        return None if id is None else self.get(self.entries, Entry, id)
+        return self._record(self.entries_by_id, Entry, id)
+
+    def entry_commit(self, id: int) -> CommitInfo | None:
+        row = self.entries_by_id.get(id)
+        return None if row is None else self.commit_info(row.seq)
 
     def commit_info(self, seq: int) -> CommitInfo:
         at, life = self.commits[seq - 1]
@@ -441,7 +499,7 @@ class MemoryState:
     def scan_conversations(
         self, owner_task: int | None, owner_conversation: int | None, order: Order, limit: int, cursor: int | None
     ) -> Page[ConversationRecord]:
-        table = self.conversations
+        table = self.conversations_by_id
         ids = (
             id
             for id in self._conversation_ids.walk(check_page(order, limit), cursor)
@@ -461,7 +519,7 @@ class MemoryState:
     ) -> Page[Entry]:
         descending = check_page(order, limit)
         source = self._entry_ids if conversation is None else self._entries_of.get(conversation, Ids())
-        return self._page(self.entries, Entry, source.walk(descending, cursor, min_id, max_id), limit)
+        return self._page(self.entries_by_id, Entry, source.walk(descending, cursor, min_id, max_id), limit)
 
     def scan_tasks(
         self,
@@ -477,7 +535,7 @@ class MemoryState:
     ) -> Page[TaskRecord]:
         descending = check_page(order, limit)
         wanted = statuses(status, TASK_STATUSES)
-        table = self.tasks
+        table = self.tasks_by_id
         source = self._task_ids if wanted is None or "terminal" in wanted else self._live_task_ids
 
         def fits(row: Row) -> bool:
@@ -503,7 +561,7 @@ class MemoryState:
     ) -> Page[SubmissionRecord]:
         descending = check_page(order, limit)
         wanted = statuses(status, SUBMISSION_STATUSES)
-        table = self.submissions
+        table = self.submissions_by_id
         ids = (
             id
             for id in self._submission_ids.walk(descending, cursor)
@@ -526,8 +584,8 @@ class MemoryState:
         place = (kind, scope, scope_id, key)
         if at is None:
             id = self._live_documents.get(place)
-            return None if id is None else self.documents[id].record
-        for row in self.documents.values():
+            return None if id is None else self.documents_by_id[id].record
+        for row in self.documents_by_id.values():
             record = row.record
             if _address(record) == place and lived(record, at):
                 return record
@@ -535,7 +593,7 @@ class MemoryState:
 
     def document(self, id: int, at: int | None, last_seq: int | None = None) -> StoredDocument | None:
         check_point(at, self.seq if last_seq is None else last_seq)
-        row = self.documents.get(id)
+        row = self.documents_by_id.get(id)
         if row is None or (at is not None and not lived(row.record, at)):
             return None
         end = len(row.revisions)
@@ -563,7 +621,7 @@ class MemoryState:
     ) -> Page[DocumentRecord]:
         records: list[DocumentRecord] = []
         for id in self._document_ids.walk(check_page(order, limit), cursor):
-            record = self.documents[id].record
+            record = self.documents_by_id[id].record
             if (
                 (kind is None or record.kind == kind)
                 and (scope is None or record.scope == scope)
@@ -589,20 +647,31 @@ class MemoryState:
         documents: list[StoredDocument] = []
         retired: list[DocumentRecord] = []
         for id in ids.get("document", ()):
-            record = self.documents[id].record
+            record = self.documents_by_id[id].record
             if record.retired_at is not None:
                 retired.append(record)
             elif (stored := self.document(id, None)) is not None:
                 documents.append(stored)
         return Changes(
             self.seq,
-            records(self.conversations, ConversationRecord, "conversation"),
-            records(self.entries, Entry, "entry"),
-            records(self.tasks, TaskRecord, "task"),
-            records(self.submissions, SubmissionRecord, "submission"),
+            records(self.conversations_by_id, ConversationRecord, "conversation"),
+            records(self.entries_by_id, Entry, "entry"),
+            records(self.tasks_by_id, TaskRecord, "task"),
+            records(self.submissions_by_id, SubmissionRecord, "submission"),
             documents,
             retired,
         )
+
+    def lives(self) -> list[Life]:
+        return [
+            life.replaced(last_commit=seq, last_commit_at=self.commits[seq - 1][0])
+            if (seq := self._last_of_life.get(life.id)) is not None
+            else life
+            for life in self._lives
+        ]
+
+    def attempts(self, task: int | None) -> list[Attempt]:
+        return [attempt for attempt in self._attempts if task is None or attempt.task == task]
 
 
 def _address(record: DocumentRecord) -> Address:
@@ -614,140 +683,7 @@ def lived(record: DocumentRecord, at: int) -> bool:
     return record.created_at <= at and (record.retired_at is None or at < record.retired_at)
 
 
-class MemoryReads(Opening):
-    """The reading half of the protocol over a ``MemoryState``, whose reads need no wait."""
-
-    _state: MemoryState
-    _next_id: int
-
-    def mint_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
-    def _settled(self) -> MemoryState:
-        self._guard()
-        return self._state
-
-    async def conversation(self, id: int) -> ConversationRecord | None:
-        state = self._settled()
-        return state.get(state.conversations, ConversationRecord, id)
-
-    async def entry(self, id: int) -> Entry | None:
-        state = self._settled()
-        return state.get(state.entries, Entry, id)
-
-    async def task(self, id: int) -> TaskRecord | None:
-        state = self._settled()
-        return state.get(state.tasks, TaskRecord, id)
-
-    async def submission(self, id: int) -> SubmissionRecord | None:
-        state = self._settled()
-        return state.get(state.submissions, SubmissionRecord, id)
-
-    async def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRecord | None:
-        return self._settled().by_request(conversation, request_id)
-
-    async def latest_head(self, conversation: int, *, max_id: int | None = None) -> Entry | None:
-        return self._settled().latest_head(conversation, max_id)
-
-    async def entry_commit(self, id: int) -> CommitInfo | None:
-        state = self._settled()
-        row = state.entries.get(id)
-        return None if row is None else state.commit_info(row.seq)
-
-    async def scan_conversations(
-        self,
-        *,
-        owner_task: int | None = None,
-        owner_conversation: int | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[ConversationRecord]:
-        return self._settled().scan_conversations(owner_task, owner_conversation, order, limit, cursor)
-
-    async def scan_entries(
-        self,
-        *,
-        conversation: int | None = None,
-        min_id: int | None = None,
-        max_id: int | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[Entry]:
-        return self._settled().scan_entries(conversation, min_id, max_id, order, limit, cursor)
-
-    async def scan_tasks(
-        self,
-        *,
-        conversation: int | None = None,
-        kind: str | None = None,
-        status: TaskStatus | Sequence[TaskStatus] | None = None,
-        owner: int | None = None,
-        abort_requested: bool | None = None,
-        background: bool | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[TaskRecord]:
-        return self._settled().scan_tasks(
-            conversation, kind, status, owner, abort_requested, background, order, limit, cursor
-        )
-
-    async def scan_submissions(
-        self,
-        *,
-        conversation: int | None = None,
-        status: SubmissionStatus | Sequence[SubmissionStatus] | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[SubmissionRecord]:
-        return self._settled().scan_submissions(conversation, status, order, limit, cursor)
-
-    async def scan_commits(self, *, after: int = 0, order: Order = "ascending", limit: int = 1000) -> Page[CommitInfo]:
-        return self._settled().scan_commits(after, order, limit)
-
-    async def find_document(
-        self,
-        kind: str,
-        scope: DocumentScope,
-        scope_id: int | None = None,
-        key: str | None = None,
-        *,
-        at: int | None = None,
-    ) -> DocumentRecord | None:
-        return self._settled().find_document(kind, scope, scope_id, key, at)
-
-    async def document(self, id: int, *, at: int | None = None) -> StoredDocument | None:
-        return self._settled().document(id, at)
-
-    async def scan_documents(
-        self,
-        *,
-        kind: str | None = None,
-        scope: DocumentScope | None = None,
-        scope_id: int | None = None,
-        live: bool = True,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[DocumentRecord]:
-        return self._settled().scan_documents(kind, scope, scope_id, live, order, limit, cursor)
-
-    async def changes(self, after: int) -> Changes:
-        return self._settled().changes(after)
-
-    async def lives(self) -> list[Life]:
-        return self._settled().all_lives()
-
-    async def attempts(self, *, task: int | None = None) -> list[Attempt]:
-        attempts = self._settled().attempts
-        return [attempt for attempt in attempts if task is None or attempt.task == task]
-
-
-class MemoryStorage(MemoryReads):
+class MemoryStorage(Opening):
     """The protocol in memory: the reference that the other backends are compared with (engine.md, section 16).
 
     ``clock`` gives the time of commits that do not bring their own.
@@ -756,8 +692,7 @@ class MemoryStorage(MemoryReads):
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__(":memory:")
         self._clock = clock
-        self._next_id = 0
-        self._state = MemoryState(self.name)
+        self._reads = self._state = MemoryState(self.name)
         self.life = new_life(1, clock())
         self._state.open_life(self.life)
 
@@ -770,6 +705,10 @@ class MemoryStorage(MemoryReads):
         self.last_seq = state.commit(lambda seq, at: state.apply(items, seq, at, life), when, life, self._next_id)
         self._next_id = max(self._next_id, state.top_id)
         return self.last_seq
+
+    async def _read(self, read: Callable[..., T], *args: Any) -> T:
+        self._guard()
+        return read(*args)
 
     async def backup(self, path: str | Path) -> None:
         """Not possible: raises ``StorageRequestError``, since there is no file to copy."""

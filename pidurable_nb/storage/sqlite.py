@@ -1,9 +1,8 @@
 """The default backend: one SQLite file, through aiosqlite's worker thread (engine.md, section 16).
 
-A commit's rows are made where it is called; storing it is one call on the worker and one SQL transaction. What was
-queued while the worker was busy shares one transaction (*group commit*): each batch keeps its own sequence and its own
-result. When one of a group fails, those before it are stored, it and all called after it fail, and nothing of them
-stays. SQLite's log is in WAL mode, so that observers read while the owner writes.
+A commit's rows are made where it is called; storing it is one call on the worker and one SQL transaction, which it
+shares with what was queued meanwhile (see ``queued``). SQLite's log is in WAL mode, so that observers read while the
+owner writes.
 
 aiosqlite gives the thread and its queue. Calls are queued there directly, because a result must find its way home
 even when the loop closed meanwhile (see ``worker``), and because one call must cover a whole transaction.
@@ -14,64 +13,44 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import threading
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from warnings import warn
 
 import aiosqlite
 
 from ..errors import DurableError, StorageCorrupt, StorageError, StorageRequestError
 from ..records import (
-    Attempt,
-    ConversationRecord,
     DocumentRecord,
-    DocumentScope,
-    Entry,
-    Life,
-    SubmissionRecord,
-    SubmissionStatus,
-    TaskRecord,
-    TaskStatus,
 )
-from .common import Opening, keeps_history, new_life
-from .lock import OwnerLock, network_file_system
+from .common import keeps_history, new_life
+from .lock import OwnerLock, warn_about_network
 from .protocol import (
     BatchItem,
     ChangeDocument,
-    Changes,
-    CommitInfo,
     CopyDocument,
     CreateDocument,
     EndAttempt,
-    Order,
-    Page,
     PutConversation,
     PutEntry,
     PutSubmission,
     PutTask,
     RetireDocument,
     StartAttempt,
-    StoredDocument,
     encode,
 )
+from .queued import QueuedStorage, Sealed, raise_translated
 from .sqlite_reads import SqliteReads, key_column
 from .sqlite_schema import check_file, create_file, migrate
-from .worker import Abandoned, Worker, deliver
+from .worker import Abandoned, Worker, call_once
 
 T = TypeVar("T")
 Synchronous = Literal["normal", "full"]
 
 BUSY_TIMEOUT = 10.0
 """Seconds for which a database that another connection holds is tried again (engine.md, section 16)."""
-
-GROUP_LIMIT = 256
-"""The most commits that share a transaction."""
 
 _COMMIT = "INSERT INTO commits (seq, at, life, top_id, touched) VALUES (?, ?, ?, ?, ?)"
 _CONVERSATION = "INSERT INTO conversations (seq, id, owner_task, owner_conversation, payload) VALUES (?, ?, ?, ?, ?)"
@@ -103,25 +82,12 @@ _END_ATTEMPT = (
 )
 
 
-class _Sealed:
-    """One commit on its way: its rows, made when it was called, and the future of its caller."""
+class _Sealed(Sealed):
+    """A commit as the rows that it writes, made when it was called."""
 
-    __slots__ = ("at", "entries", "future", "life", "rows", "seq", "steps", "top_id", "touched")
+    __slots__ = ("entries", "rows", "steps", "touched")
 
-    def __init__(
-        self,
-        items: Iterable[BatchItem],
-        seq: int,
-        at: float,
-        life: int,
-        top_id: int,
-        name: str,
-        future: asyncio.Future[int],
-    ) -> None:
-        self.seq = seq
-        self.at = at
-        self.life = life
-        self.future = future
+    def __init__(self, items: Iterable[BatchItem], seq: int, at: float, life: int, top_id: int, name: str) -> None:
         self.entries: list[tuple[Any, ...]] = []
         self.rows: list[tuple[str, tuple[Any, ...]]] = []
         self.steps: list[BatchItem] = []
@@ -201,7 +167,7 @@ class _Sealed:
                 raise StorageError(f"{name}: a {type(item).__name__} cannot be part of a batch.")
             if id > top_id:
                 top_id = id
-        self.top_id = top_id
+        super().__init__(seq, at, life, top_id)
         touched = [f'"e":{first_entry}'] if first_entry else []
         for letter, ids in (("t", tasks), ("s", submissions), ("c", conversations), ("d", documents)):
             if ids:
@@ -262,37 +228,17 @@ def _not_live(name: str, id: int, what: str) -> StorageError:
     return StorageError(f"{name}: the document {id} does not exist or has retired and cannot be {what}.")
 
 
-class _Outcome:
-    """What became of a group: the sealed commits that are stored, those that failed, and why."""
-
-    __slots__ = ("breaking", "error", "failed", "stored")
-
-    def __init__(self) -> None:
-        self.stored: list[_Sealed] = []
-        self.failed: list[_Sealed] = []
-        self.error: StorageError | None = None
-        self.breaking = False
-
-
-class SqliteStorage(Opening):
+class SqliteStorage(QueuedStorage[_Sealed]):
     """One SQLite file, owned by this process while it is open (engine.md, section 16). Made by ``open``."""
 
     _connection: sqlite3.Connection
     _cursor: sqlite3.Cursor
     _reads: SqliteReads
-    _lock: OwnerLock
 
     def __init__(self, path: str | os.PathLike[str], synchronous: Synchronous, clock: Callable[[], float]) -> None:
-        super().__init__(os.fspath(path))
+        super().__init__(os.fspath(path), clock)
         self.path = Path(os.path.realpath(path))
         self._synchronous = synchronous
-        self._clock = clock
-        self._next_id = 0
-        self._sealed_seq = 0
-        self._queue: deque[_Sealed] = deque()
-        self._broken: StorageError | None = None
-        self._abandoned = False
-        self._storing = threading.Lock()
         self._worker = _aiosqlite_worker()
 
     @classmethod
@@ -314,17 +260,10 @@ class SqliteStorage(Opening):
         if synchronous not in ("normal", "full"):
             raise StorageRequestError(f"synchronous={synchronous!r} is neither 'normal' nor 'full'.")
         storage = cls(path, synchronous, clock)
-        remote = network_file_system(storage.path)
-        if remote is not None:
-            warn(
-                f"{storage.name} is on a network file system ({remote}), whose locks cannot be trusted: two machines "
-                "could write to it at once. Keep sessions on a local disk.",
-                stacklevel=2,
-            )
+        warn_about_network(storage.name, storage.path)
         storage._worker.start()
-        opening = storage._worker.call(storage._open)
         try:
-            await asyncio.shield(opening)
+            await storage._worker.call(storage._open)
         except asyncio.CancelledError:
             storage.abandon()
             raise
@@ -333,7 +272,11 @@ class SqliteStorage(Opening):
     def _open(self) -> None:
         """Everything that opening does, on the worker."""
         opened_at = self._clock()
-        self._lock = OwnerLock.acquire(self.path.with_name(self.path.name + ".lock"), self.name, opened_at)
+        try:
+            self._lock = OwnerLock.acquire(self.path.with_name(self.path.name + ".lock"), self.name, opened_at)
+        except BaseException:
+            self._worker.stop()
+            raise
         connection: sqlite3.Connection | None = None
         try:
             if not check_file(self.path, self.name):
@@ -343,17 +286,16 @@ class SqliteStorage(Opening):
             with self._storing:
                 if self._abandoned:
                     raise Abandoned
+                self._connection = connection
+                self._cursor = connection.cursor()
+                self._reads = SqliteReads(connection, self.name)
+                self._when_forgotten(connection.close)
         except BaseException as error:
             if connection is not None:
                 connection.close()
             self._lock.release()
             self._worker.stop()
-            raise _translated(error, self.name) from error
-        self._connection = connection
-        self._cursor = connection.cursor()
-        self._reads = SqliteReads(connection, self.name)
-        self._finalizer = weakref.finalize(self, _forgotten, self._worker, connection, self._lock)
-        self._finalizer.atexit = False
+            raise_translated(error, _translated(error, self.name))
 
     def _prepare(self, connection: sqlite3.Connection, opened_at: float) -> None:
         connection.execute(f"PRAGMA synchronous = {self._synchronous.upper()}")
@@ -391,58 +333,11 @@ class SqliteStorage(Opening):
 
     # -- commits -----------------------------------------------------------------------------------------------------
 
-    def mint_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
+    def _seal(self, batch: Iterable[BatchItem], seq: int, at: float, life: int, top_id: int) -> _Sealed:
+        return _Sealed(batch, seq, at, life, top_id, self.name)
 
-    async def commit(self, batch: Iterable[BatchItem], *, at: float | None = None) -> int:
-        self._guard()
-        when = self._clock() if at is None else at
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        sealed = _Sealed(batch, self._sealed_seq + 1, when, self.life.id, self._next_id, self.name, future)
-        self._sealed_seq = sealed.seq
-        self._next_id = sealed.top_id
-        self._queue.append(sealed)
-        self._worker.post(self._store_queued)
-        return await future
-
-    def _store_queued(self) -> None:
-        """Store what is queued, in one transaction; on the worker."""
-        with self._storing:
-            group: list[_Sealed] = []
-            while self._queue and len(group) < GROUP_LIMIT:
-                group.append(self._queue.popleft())
-            if not group or self._abandoned:
-                return
-            outcome = self._store(group)
-        deliver(group[0].future.get_loop(), self._settle, outcome)
-
-    def _store(self, group: list[_Sealed]) -> _Outcome:
-        outcome = _Outcome()
-        if self._broken is not None:
-            outcome.failed, outcome.error = group, self._broken
-            return outcome
-        try:
-            self._transaction(group)
-            outcome.stored = group
-            return outcome
-        except Exception as error:
-            if len(group) == 1:
-                outcome.failed, outcome.error = group, self._failure(error)
-        if not outcome.failed:
-            # Which one failed is found by storing them one by one; those before it are good.
-            for index, sealed in enumerate(group):
-                try:
-                    self._transaction([sealed])
-                    outcome.stored.append(sealed)
-                except Exception as error:
-                    outcome.failed, outcome.error = group[index:], self._failure(error)
-                    break
-            else:
-                return outcome
-        outcome.breaking = True
-        self._broken = outcome.error
-        return outcome
+    def _translated(self, error: BaseException) -> BaseException:
+        return _translated(error, self.name)
 
     def _transaction(self, group: list[_Sealed]) -> None:
         cursor = self._cursor
@@ -456,229 +351,37 @@ class SqliteStorage(Opening):
                 cursor.execute("ROLLBACK")
             raise
 
-    def _failure(self, error: Exception) -> StorageError:
-        translated = _translated(error, self.name)
-        if isinstance(translated, StorageError):
-            return translated
-        failure = StorageError(f"{self.name} could not store a commit: {translated!r}")
-        failure.__cause__ = translated
-        return failure
-
-    def _settle(self, outcome: _Outcome) -> None:
-        """Hand out the results of a group; on the loop."""
-        for sealed in outcome.stored:
-            self.last_seq = sealed.seq
-            if not sealed.future.done():
-                sealed.future.set_result(sealed.seq)
-        if outcome.error is None:
-            return
-        failed = outcome.failed
-        if outcome.breaking:
-            # What was called meanwhile counted on the failed commit; what is called from now on does not.
-            with self._storing:
-                failed = failed + list(self._queue)
-                self._queue.clear()
-                self._broken = None
-            self._sealed_seq = self.last_seq
-        first = failed[0] if outcome.breaking else None
-        for sealed in failed:
-            if not sealed.future.done():
-                sealed.future.set_exception(outcome.error if sealed is first else _after(outcome.error, self.name))
-
-    # -- reads -------------------------------------------------------------------------------------------------------
-
-    async def _read(self, read: Callable[..., T], *args: Any) -> T:
-        self._guard()
-
-        def call() -> T:
-            if self._abandoned:
-                raise Abandoned
-            try:
-                return read(*args)
-            except sqlite3.Error as error:
-                raise _translated(error, self.name) from error
-
-        return await self._worker.call(call)
-
-    async def conversation(self, id: int) -> ConversationRecord | None:
-        return await self._read(self._reads.conversation, id)
-
-    async def entry(self, id: int) -> Entry | None:
-        return await self._read(self._reads.entry, id)
-
-    async def task(self, id: int) -> TaskRecord | None:
-        return await self._read(self._reads.task, id)
-
-    async def submission(self, id: int) -> SubmissionRecord | None:
-        return await self._read(self._reads.submission, id)
-
-    async def submission_by_request(self, conversation: int, request_id: str) -> SubmissionRecord | None:
-        return await self._read(self._reads.submission_by_request, conversation, request_id)
-
-    async def latest_head(self, conversation: int, *, max_id: int | None = None) -> Entry | None:
-        return await self._read(self._reads.latest_head, conversation, max_id)
-
-    async def entry_commit(self, id: int) -> CommitInfo | None:
-        return await self._read(self._reads.entry_commit, id)
-
-    async def scan_conversations(
-        self,
-        *,
-        owner_task: int | None = None,
-        owner_conversation: int | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[ConversationRecord]:
-        return await self._read(self._reads.scan_conversations, owner_task, owner_conversation, order, limit, cursor)
-
-    async def scan_entries(
-        self,
-        *,
-        conversation: int | None = None,
-        min_id: int | None = None,
-        max_id: int | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[Entry]:
-        return await self._read(self._reads.scan_entries, conversation, min_id, max_id, order, limit, cursor)
-
-    async def scan_tasks(
-        self,
-        *,
-        conversation: int | None = None,
-        kind: str | None = None,
-        status: TaskStatus | Sequence[TaskStatus] | None = None,
-        owner: int | None = None,
-        abort_requested: bool | None = None,
-        background: bool | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[TaskRecord]:
-        return await self._read(
-            self._reads.scan_tasks,
-            conversation,
-            kind,
-            status,
-            owner,
-            abort_requested,
-            background,
-            order,
-            limit,
-            cursor,
-        )
-
-    async def scan_submissions(
-        self,
-        *,
-        conversation: int | None = None,
-        status: SubmissionStatus | Sequence[SubmissionStatus] | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[SubmissionRecord]:
-        return await self._read(self._reads.scan_submissions, conversation, status, order, limit, cursor)
-
-    async def scan_commits(self, *, after: int = 0, order: Order = "ascending", limit: int = 1000) -> Page[CommitInfo]:
-        return await self._read(self._reads.scan_commits, after, order, limit)
-
-    async def find_document(
-        self,
-        kind: str,
-        scope: DocumentScope,
-        scope_id: int | None = None,
-        key: str | None = None,
-        *,
-        at: int | None = None,
-    ) -> DocumentRecord | None:
-        return await self._read(self._reads.find_document, kind, scope, scope_id, key, at)
-
-    async def document(self, id: int, *, at: int | None = None) -> StoredDocument | None:
-        return await self._read(self._reads.document, id, at)
-
-    async def scan_documents(
-        self,
-        *,
-        kind: str | None = None,
-        scope: DocumentScope | None = None,
-        scope_id: int | None = None,
-        live: bool = True,
-        order: Order = "ascending",
-        limit: int = 100,
-        cursor: int | None = None,
-    ) -> Page[DocumentRecord]:
-        return await self._read(self._reads.scan_documents, kind, scope, scope_id, live, order, limit, cursor)
-
-    async def changes(self, after: int) -> Changes:
-        return await self._read(self._reads.changes, after)
-
-    async def lives(self) -> list[Life]:
-        return await self._read(self._reads.lives)
-
-    async def attempts(self, *, task: int | None = None) -> list[Attempt]:
-        return await self._read(self._reads.attempts, task)
-
     # -- copies and the end ------------------------------------------------------------------------------------------
 
     async def backup(self, path: str | Path) -> None:
-        """Write a consistent copy of the live session to a new file; commits queue while it is copied.
+        """Write a consistent copy of the live session to a new file, without holding up its commits.
 
         Raises ``StorageRequestError`` when the path is taken or cannot be written.
         """
+        self._guard()
 
         def copy() -> None:
             target = Path(os.path.realpath(path))
-            if target.exists():
-                raise StorageRequestError(f"{path} exists already; a backup needs a new path.")
             draft = target.with_name(target.name + ".new")
+            if os.path.lexists(target):
+                raise StorageRequestError(f"{path} exists already; a backup needs a new path.")
             try:
                 os.close(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
-                self._connection.execute("VACUUM INTO ?", (str(draft),))
+                with closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None)) as connection:
+                    connection.execute("VACUUM INTO ?", (str(draft),))
                 os.rename(draft, target)
-            except OSError as error:
-                raise StorageRequestError(f"a backup cannot be written to {path}: {error.strerror}.") from error
+            except (OSError, sqlite3.Error) as error:
+                raise StorageRequestError(f"a backup of {self.name} cannot be written to {path}: {error}.") from error
             finally:
                 draft.unlink(missing_ok=True)
 
-        await self._read(copy)
+        await call_once(copy, "backup")
 
-    def abandon(self) -> None:
-        """Stop as a crash would: nothing more is stored, no call that is under way returns, and the owner lock is free.
-
-        For tests and the kill switch: the life stays open, as a dead process leaves it.
-        """
-        with self._storing:
-            if self._abandoned:
-                return
-            self._abandoned = True
-        self._closed = True
-        if hasattr(self, "_finalizer") and self._finalizer.detach() is not None:
-            _forgotten(self._worker, self._connection, self._lock)
-
-    async def close(self, *, ended: Literal["closed", "failed"] = "closed") -> None:
-        if self._closed:
-            return
-        self._guard()
-        self._closed = True
-        ended_at = self._clock()
-        self._finalizer.detach()
-
-        def end() -> None:
-            try:
-                with closing(self._connection):
-                    self._connection.execute(
-                        "UPDATE lives SET ended = ?, ended_at = ? WHERE id = ?", (ended, ended_at, self.life.id)
-                    )
-            except sqlite3.Error as error:
-                if ended == "closed":
-                    raise _translated(error, self.name) from error
-            finally:
-                self._lock.release()
-                self._worker.stop()
-
-        await asyncio.shield(self._worker.call(end))
+    def _end(self, ended: Literal["closed", "failed"], ended_at: float) -> None:
+        with closing(self._connection):
+            self._connection.execute(
+                "UPDATE lives SET ended = ?, ended_at = ? WHERE id = ?", (ended, ended_at, self.life.id)
+            )
 
 
 def _aiosqlite_worker() -> Worker:
@@ -690,17 +393,6 @@ def _aiosqlite_worker() -> Worker:
     connection = aiosqlite.Connection(connect, 64)
     # Called on the worker's thread, which has no event loop, stop() makes no future that nobody would await.
     return Worker(connection._tx, connection._thread, connection.stop)
-
-
-def _forgotten(worker: Worker, connection: sqlite3.Connection, lock: OwnerLock) -> None:
-    """End a storage that nobody closed; its life stays open."""
-    lock.release()
-
-    def end() -> None:
-        connection.close()
-        worker.stop()
-
-    worker.post(end)
 
 
 def _translated(error: BaseException, name: str) -> BaseException:
@@ -727,9 +419,3 @@ def _translated(error: BaseException, name: str) -> BaseException:
     if isinstance(error, OSError):
         return StorageError(f"{name} cannot be opened ({error.strerror}).")
     return error
-
-
-def _after(error: StorageError, name: str) -> StorageError:
-    later = StorageError(f"{name}: a commit before this one failed, so this one was not stored either: {error}")
-    later.__cause__ = error
-    return later

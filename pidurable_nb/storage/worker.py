@@ -90,3 +90,17 @@ def plain_worker(name: str) -> Worker:
     queue: SimpleQueue[Any] = SimpleQueue()
     thread = threading.Thread(target=run_jobs, args=(queue,), name=name)
     return Worker(queue, thread, lambda: queue.put_nowait((None, None)))
+
+
+async def call_once(call: Callable[[], T], name: str) -> T:
+    """Run one call on a daemon thread of its own."""
+    worker = plain_worker(name)
+    worker.start()
+
+    def last() -> T:
+        try:
+            return call()
+        finally:
+            worker.stop()
+
+    return await worker.call(last)
