@@ -115,7 +115,11 @@ _ROW = "background:none"
 
 def _badge(badge: Badge) -> _Html:
     icon = _el("span", badge.icon, style=f"color:{_TONES[badge.tone]};font-weight:700", aria_hidden="true")
-    return _Html(_el("strong", icon, " ", badge.word, style="font-weight:600").replace("aria_hidden", "aria-hidden"))
+    return _Html(
+        _el("strong", icon, " ", badge.word, style="font-weight:600;white-space:nowrap").replace(
+            "aria_hidden", "aria-hidden"
+        )
+    )
 
 
 def _dots(parts: Iterable[str]) -> _Html:
@@ -260,7 +264,7 @@ def _(view: RecoveryView) -> _Html:
             ]
             for row in view.rows
         ]
-        parts.append(_table(["in flight", "", "was", "will"], rows))
+        parts.append(_table(["in flight", "", "was", "now"], rows))
     parts.extend(_el("div", _waits(), _ticks(text), style="margin-top:.35em") for text in view.waiting_for)
     if view.paused and not view.waiting_for:
         parts.append(_el("div", _waits("paused: "), "%durable resume goes on", style="margin-top:.35em"))
@@ -410,7 +414,7 @@ def _text(view: View) -> str:
 
 def to_text(view: View) -> str:
     """The view as plain text for a terminal, without escape sequences."""
-    return _text(view)
+    return clean_output(_text(view))
 
 
 def _line(*parts: str) -> str:
@@ -459,16 +463,16 @@ def _(view: RecoveryView) -> str:
     if view.summary:
         lines.append(view.summary)
     for row in view.rows:
-        lines.append(f"  {_LEVEL_ICONS[row.level]} {row.what} {row.title}: was {row.was}; will {row.will}")
+        lines.append(f"  {_LEVEL_ICONS[row.level]} {row.what} {row.title} · was: {row.was} · now: {row.will}")
     lines += [f"! waiting for {text}" for text in view.waiting_for]
     if view.paused and not view.waiting_for:
         lines.append("! paused: %durable resume goes on")
-    return clean_output("\n".join(lines))
+    return "\n".join(lines)
 
 
 @_text.register
 def _(view: ErrorView) -> str:
-    return clean_output(" ".join(part for part in (f"{view.badge.icon} {view.message}", view.remedy) if part))
+    return " ".join(part for part in (f"{view.badge.icon} {view.message}", view.remedy) if part)
 
 
 @_text.register
@@ -478,7 +482,7 @@ def _(view: StatusView) -> str:
     ]
     width = max((len(row.name) for row in view.rows), default=0)
     lines += [f"  {row.name:<{width}}  {row.value}" for row in view.rows]
-    return clean_output("\n".join(lines))
+    return "\n".join(lines)
 
 
 @_text.register
@@ -492,7 +496,7 @@ def _(view: TasksView) -> str:
         lines.append("  " + _line(kind, state, row.phase or "", attempt, row.time, background, row.about))
     if view.hidden:
         lines.append(f"  and {view.hidden:,} more")
-    return clean_output("\n".join(lines))
+    return "\n".join(lines)
 
 
 @_text.register
@@ -503,7 +507,7 @@ def _(view: TranscriptView) -> str:
     for entry in view.entries:
         lines.append(_line(entry.who, *entry.facts))
         lines.append(_indent(clip(entry.text, STATIC_LIMIT), "  ~ " if entry.struck else "  "))
-    return clean_output("\n".join(lines))
+    return "\n".join(lines)
 
 
 # -- all of them ---------------------------------------------------------------------------------------------------

@@ -510,7 +510,10 @@ class RecoveryView(Value):
         if self.previous_opened_at is not None:
             times.append(f"opened {clock_time(self.previous_opened_at, date=True)}")
         if self.previous_commit_at is not None:
-            times.append(f"last commit {clock_time(self.previous_commit_at, date=True)}")
+            commit = clock_time(self.previous_commit_at, date=True)
+            # The date is said once where both are of the same day.
+            same = bool(times) and times[0].endswith(commit[:10], 0, len("opened ") + 10)
+            times.append(f"last commit {commit[11:] if same else commit}")
         return f"{owner} {ending}.{' ' + _capital(', '.join(times)) + '.' if times else ''}"
 
     @property

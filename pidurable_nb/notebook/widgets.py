@@ -41,21 +41,23 @@ INTERVAL = 0.1
 
 _IMPORT = re.compile(r"^import [^;]+;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class)\b)", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*(?://.*)?\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*(?://.*)?\n|^[ ]+", re.MULTILINE)
+_CSS_COMMENT = re.compile(r"/\*.*?\*/\s*|^[ ]+", re.MULTILINE | re.DOTALL)
 
 
 def esm(*names: str) -> str:
     """One ES module made of files of ``static/``: the last exports the widget, the others what it imports.
 
     A widget's module reaches the page as text and cannot import its neighbours, so they are joined here: each file
-    declares names that none of the others declares, and imports only from files before it.
+    declares names that none of the others declares, and imports only from files before it. Every widget sends its
+    module when it opens, so comments and indentation stay here; no text in these files spans lines.
     """
     texts = [(_STATIC / name).read_text(encoding="utf-8") for name in names]
     return _COMMENT.sub("", "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts))
 
 
 def _css(*names: str) -> str:
-    return "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
+    return _CSS_COMMENT.sub("", "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names))
 
 
 # -- the publisher -------------------------------------------------------------------------------------------------

@@ -254,7 +254,9 @@ function mount(feed, model, el) {
   const stop = make("button", "pd-button", { type: "button", "aria-label": "Stop this answer" });
   stop.title = "Stop this answer; %durable stop does the same";
   stop.textContent = "Stop";
-  header.append(badge, facts, time, stop);
+  const left = make("div", "pd-header-left");
+  left.append(badge, facts, time);
+  header.append(left, stop);
   const prompt = make("blockquote", "pd-prompt");
   const problem = make("div", "pd-problem");
   const body = make("div", "pd-body", { "aria-live": "polite", "aria-relevant": "additions text" });
