@@ -13,6 +13,9 @@ publisher with ``{"seq": n, "now": seconds}`` and, where the page is behind, ``"
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import logging
 import re
 import threading
@@ -28,7 +31,7 @@ from .. import patch
 from .render import mimebundle
 from .view import AnswerView
 
-__all__ = ["AnswerWidget", "LiveWidget", "Publisher", "esm", "publisher"]
+__all__ = ["AnswerWidget", "LiveWidget", "Publisher", "esm", "packed", "publisher"]
 
 _log = logging.getLogger(__name__)
 _STATIC = Path(__file__).parent / "static"
@@ -41,19 +44,43 @@ INTERVAL = 0.1
 
 _IMPORT = re.compile(r"^import [^;]+;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class)\b)", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*(?://.*)?\n|^[ ]+", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*(?://.*)?\n", re.MULTILINE)
 _CSS_COMMENT = re.compile(r"/\*.*?\*/\s*|^[ ]+", re.MULTILINE | re.DOTALL)
+_LOADER = """\
+const key = Symbol.for("pidurable_nb {digest}");
+globalThis[key] ??= (async () => {{
+  const packed = Uint8Array.from(atob("{packed}"), (char) => char.charCodeAt(0));
+  const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const url = URL.createObjectURL(new Blob([text], {{ type: "text/javascript" }}));
+  try {{
+    return (await import(url)).default;
+  }} finally {{
+    URL.revokeObjectURL(url);
+  }}
+}})();
+export default async () => (await globalThis[key])();
+"""
 
 
 def esm(*names: str) -> str:
     """One ES module made of files of ``static/``: the last exports the widget, the others what it imports.
 
     A widget's module reaches the page as text and cannot import its neighbours, so they are joined here: each file
-    declares names that none of the others declares, and imports only from files before it. Every widget sends its
-    module when it opens, so comments and indentation stay here; no text in these files spans lines.
+    declares names that none of the others declares, and imports only from files before it.
     """
     texts = [(_STATIC / name).read_text(encoding="utf-8") for name in names]
     return _COMMENT.sub("", "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts))
+
+
+def packed(module: str) -> str:
+    """A small module that stands for ``module``: compressed, and loaded once for all widgets of a page.
+
+    Every answer of a notebook is a widget, and each sends its module when it opens: unpacked, a notebook of fifty
+    answers would send the same text fifty times, and a short answer would cost a hundred times its length.
+    """
+    squeezed = gzip.compress(module.encode(), mtime=0)
+    digest = hashlib.sha256(squeezed).hexdigest()[:16]
+    return _LOADER.format(digest=digest, packed=base64.b64encode(squeezed).decode())
 
 
 def _css(*names: str) -> str:
@@ -215,7 +242,7 @@ class AnswerWidget(LiveWidget):
     form of the view at the moment of the display; whoever displays the widget replaces it when the answer has settled.
     """
 
-    _esm = esm("markdown.js", "live.js", "answer.js")
+    _esm = packed(esm("markdown.js", "live.js", "answer.js"))
     _css = _css("base.css", "answer.css")
 
     def __init__(self, view: AnswerView, *, publish: Publisher | None = None) -> None:

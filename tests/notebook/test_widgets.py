@@ -16,7 +16,7 @@ import pytest
 
 from pidurable_nb import patch
 from pidurable_nb.notebook.view import AnswerView, TextItem, ToolItem
-from pidurable_nb.notebook.widgets import AnswerWidget, LiveWidget, Publisher, esm
+from pidurable_nb.notebook.widgets import AnswerWidget, LiveWidget, Publisher, esm, packed
 
 
 class Wire(comm.base_comm.BaseComm):
@@ -278,7 +278,7 @@ def test_closing_a_widget_silences_it(publish: Publisher) -> None:
 
 def test_the_module_is_one_text_that_imports_and_fetches_nothing() -> None:
     text = esm("markdown.js", "live.js", "answer.js")
-    assert text == AnswerWidget._esm
+    assert AnswerWidget._esm == packed(text)
     assert "export default" in text
     assert text.count("export ") == 1
     assert not any(line.startswith("import ") for line in text.splitlines())
