@@ -12,6 +12,14 @@ Guarantees that a backend gives, all checked by ``pidurable_nb.testing.storage_c
 - Every read returns detached values, sees all settled commits, and none that is not.
 - It never runs user code.
 
+When one commit fails, those called after it and not settled yet fail with it, since they may rest on it; the sequence
+goes on without a gap. What a batch may not do, a backend refuses with ``StorageError``: store an entry, a conversation
+or a document id twice, change or retire a document that does not live, create one where one lives, or give one
+request id of a conversation to two submissions.
+
+A backend may have ``abandon()``: stop as a crash would, which frees the owner lock at once, leaves the life open and
+lets no call return that is under way. ``pidurable_nb.testing.KillSwitch`` uses it.
+
 Items carry their encoded form, made when the item is made: what cannot be encoded fails there, before a commit.
 """
 
@@ -106,7 +114,10 @@ class PutSubmission:
 
 @dataclass(frozen=True, slots=True)
 class CreateDocument:
-    """Start an incarnation with a base. ``record.created_at`` is overwritten with the sequence of this commit."""
+    """Start an incarnation with a base. ``record.created_at`` is overwritten with the sequence of this commit.
+
+    At most one document lives at one address: kind, scope, scope id and key.
+    """
 
     record: DocumentRecord
     version: int
@@ -114,6 +125,7 @@ class CreateDocument:
     payload: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        encode(self.record, "a document")
         object.__setattr__(self, "payload", encode(self.value, f"the document {self.record.kind}"))
 
 
@@ -137,11 +149,17 @@ class ChangeDocument:
 
 @dataclass(frozen=True, slots=True)
 class CopyDocument:
-    """Start an incarnation with another's value: at the end of commit ``at``, or as it is now when ``at`` is None."""
+    """Start an incarnation with another's value: at the end of commit ``at``, or as it is now when ``at`` is None.
+
+    "Now" includes what stands before it in the same batch.
+    """
 
     source: DocumentId
     record: DocumentRecord
     at: int | None = None
+
+    def __post_init__(self) -> None:
+        encode(self.record, "a document")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +179,7 @@ class StartAttempt:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """The open attempt of a task ends with this commit."""
+    """The open attempt of a task ends with this commit. Nothing happens when it has none: it was cut off before."""
 
     task: TaskId
     end: AttemptEnd
@@ -311,9 +329,7 @@ class Storage(Protocol):
         cursor: int | None = None,
     ) -> Page[SubmissionRecord]: ...
 
-    async def scan_commits(
-        self, *, after: int = 0, order: Order = "ascending", limit: int = 1000
-    ) -> Page[CommitInfo]:
+    async def scan_commits(self, *, after: int = 0, order: Order = "ascending", limit: int = 1000) -> Page[CommitInfo]:
         """Commits with a sequence greater than ``after``; the cursor to go on is the last sequence."""
         ...
 
@@ -332,9 +348,10 @@ class Storage(Protocol):
         ...
 
     async def document(self, id: int, *, at: int | None = None) -> StoredDocument | None:
-        """A document as it is, or as it was at the end of commit ``at``.
+        """A document as it is, or as it was at the end of commit ``at``; ``None`` when it did not live then.
 
-        Raises ``StorageRequestError`` for a point that a ``latest`` document no longer keeps.
+        Without ``at``, a retired document is given as it was last. Raises ``StorageRequestError`` for a point that a
+        ``latest`` document no longer keeps.
         """
         ...
 
@@ -371,5 +388,3 @@ class Storage(Protocol):
     async def close(self, *, ended: Literal["closed", "failed"] = "closed") -> None:
         """End this life, release the owner lock and stop. Closing twice is allowed."""
         ...
-
-

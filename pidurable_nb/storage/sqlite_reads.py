@@ -173,6 +173,8 @@ class SqliteReads:
     ) -> Page[TaskRecord]:
         check_page(order, limit)
         wanted = statuses(status, TASK_STATUSES)
+        if wanted == []:
+            return Page([])
         conditions: list[tuple[str, tuple[Any, ...]]] = []
         source = "tasks"
         if conversation is not None:
@@ -201,6 +203,8 @@ class SqliteReads:
     ) -> Page[SubmissionRecord]:
         check_page(order, limit)
         wanted = statuses(status, SUBMISSION_STATUSES)
+        if wanted == []:
+            return Page([])
         conditions: list[tuple[str, tuple[Any, ...]]] = []
         source = "submissions"
         if conversation is not None:
