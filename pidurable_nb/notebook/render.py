@@ -83,12 +83,17 @@ def _join(parts: Iterable[str], separator: str = "") -> _Html:
     return _Html(separator.join(part if isinstance(part, _Html) else _escape(part) for part in parts))
 
 
+def _tone(name: str, fallback: str) -> str:
+    """A colour of the page, mixed with that of the text, which makes it readable on a light and on a dark page."""
+    return f"color-mix(in srgb, var(--jp-{name}-color1, {fallback}) 65%, currentColor)"
+
+
 _TONES: dict[Tone, str] = {
     "muted": "inherit",
-    "active": "var(--jp-brand-color1, #1976d2)",
-    "good": "var(--jp-success-color1, #388e3c)",
-    "warn": "var(--jp-warn-color1, #ef6c00)",
-    "bad": "var(--jp-error-color1, #d32f2f)",
+    "active": _tone("brand", "#1976d2"),
+    "good": _tone("success", "#388e3c"),
+    "warn": _tone("warn", "#ef6c00"),
+    "bad": _tone("error", "#d32f2f"),
 }
 _CARD = (
     f"border:1px solid {LINE};border-radius:6px;padding:7px 12px 8px;margin:2px 0;line-height:1.5;"

@@ -1,7 +1,7 @@
 """Sample views, and pages that show them as a notebook would, for the browser tests and for people.
 
-``python tests/browser/widget_gallery.py DIR`` writes the pictures of every sample, live and static, light and dark, wide and
-narrow, to ``DIR``.
+``python -m tests.browser.widget_gallery DIR`` writes the pictures of every sample, live and static, light and dark,
+wide and narrow, to ``DIR``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_core.paths import jupyter_path
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from pidurable_nb.notebook.render import to_html
 from pidurable_nb.notebook.view import (
@@ -36,11 +36,7 @@ from pidurable_nb.notebook.view import (
 )
 from pidurable_nb.notebook.widgets import AnswerWidget
 
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+from .lab import CHROMIUM_ARGUMENTS, find_chromium
 
 START = 1_900_000_000.0
 
@@ -75,8 +71,9 @@ XSS = """\
 <script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2"> <svg onload="window.hacked = 3">
 
 [a](javascript:window.hacked=4) [b](JaVaScRiPt:window.hacked=5) [c](data:text/html,<script>window.hacked=6</script>)
-[d](vbscript:x) <javascript:window.hacked=7> ![x](javascript:window.hacked=8) ![y](https://example.org/"onerror="window.hacked=9)
-[e](https://example.org/"onmouseover="window.hacked=10) [f](&#106;avascript:window.hacked=11) [g](\x01javascript:window.hacked=12)
+[d](vbscript:x) <javascript:window.hacked=7> ![x](javascript:window.hacked=8)
+![y](https://example.org/"onerror="window.hacked=9) [e](https://example.org/"onmouseover="window.hacked=10)
+[f](&#106;avascript:window.hacked=11) [g](\x01javascript:window.hacked=12)
 
 ```html" onmouseover="window.hacked=13
 </code></pre><script>window.hacked = 14</script>
@@ -404,14 +401,20 @@ class FakeModel {
 }
 window.models = {};
 window.show = async (name, view, title = null) => {
-  const module = await (window.module ??= import(URL.createObjectURL(new Blob([window.esm], { type: "text/javascript" }))));
+  const source = () => URL.createObjectURL(new Blob([window.esm], { type: "text/javascript" }));
+  const module = await (window.module ??= import(source()));
   const model = (window.models[name] = new FakeModel({ seq: 0, view }));
   const definition = await module.default();
   await definition.initialize({ model });
   const host = document.createElement("div");
   host.className = "lm-Widget jupyter-widgets jp-OutputArea-output";
   host.id = name;
-  if (title) { const head = document.createElement("div"); head.className = "caption"; head.textContent = title; document.body.append(head); }
+  if (title) {
+    const head = document.createElement("div");
+    head.className = "caption";
+    head.textContent = title;
+    document.body.append(head);
+  }
   const child = document.createElement("div");
   child.className = "jp-OutputArea-child";
   child.append(host);
@@ -423,8 +426,8 @@ window.show = async (name, view, title = null) => {
 """
 
 LAYOUT = """
-html body { display: block; margin: 12px; padding: 0; background: var(--jp-layout-color0); color: var(--jp-ui-font-color1);
-       font-family: var(--jp-ui-font-family); font-size: var(--jp-ui-font-size1); }
+html body { display: block; margin: 12px; padding: 0; background: var(--jp-layout-color0);
+       color: var(--jp-ui-font-color1); font-family: var(--jp-ui-font-family); font-size: var(--jp-ui-font-size1); }
 .caption { margin: 14px 0 4px; opacity: .6; font-size: 11px; }
 """
 
@@ -439,28 +442,37 @@ def theme(name: str) -> str:
 
 
 @contextmanager
-def browser_page(*, dark: bool = False, width: int = 1200, calm: bool = False, bare: bool = False) -> Iterator[Page]:
-    """A page that looks like an output area, with the harness loaded; ``bare`` has no theme at all."""
+def launched(chromium: str) -> Iterator[Browser]:
+    """A headless Chromium."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(CHROMIUM_ARGUMENTS))
         try:
-            page = browser.new_page(
-                viewport={"width": width, "height": 800},
-                color_scheme="dark" if dark else "light",
-                reduced_motion="reduce" if calm else "no-preference",
-            )
-            css = "body{margin:12px}" if bare else theme("dark" if dark else "light") + LAYOUT
-            page.set_content(
-                f"<!doctype html><html lang=en><head><title>gallery</title><style>{css}</style>"
-                f"<style>{AnswerWidget._css}</style></head><body></body></html>"
-            )
-            page.evaluate(
-                "([esm, now]) => { window.esm = esm; window.harnessNow = now; }", [AnswerWidget._esm, START + 7]
-            )
-            page.add_script_tag(content=HARNESS)
-            yield page
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def browser_page(
+    browser: Browser, *, dark: bool = False, width: int = 1200, calm: bool = False, bare: bool = False
+) -> Iterator[Page]:
+    """A page that looks like an output area, with the harness loaded; ``bare`` has no theme at all."""
+    page = browser.new_page(
+        viewport={"width": width, "height": 800},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce" if calm else "no-preference",
+    )
+    try:
+        css = "body{margin:12px}" if bare else theme("dark" if dark else "light") + LAYOUT
+        page.set_content(
+            f"<!doctype html><html lang=en><head><title>gallery</title><style>{css}</style>"
+            f"<style>{AnswerWidget._css}</style></head><body></body></html>"
+        )
+        page.evaluate("([esm, now]) => { window.esm = esm; window.harnessNow = now; }", [AnswerWidget._esm, START + 7])
+        page.add_script_tag(content=HARNESS)
+        yield page
+    finally:
+        page.close()
 
 
 def show_live(page: Page, name: str, view: AnswerView, *, caption: bool = False) -> None:
@@ -501,17 +513,20 @@ def sent(page: Page, name: str) -> list[dict[str, Any]]:
 def main(folder: str) -> None:
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    for dark in (False, True):
-        for width in (1200, 420):
+    chromium = find_chromium()
+    if chromium is None:
+        raise SystemExit("no chromium: install it (apt-get install chromium) or name it in PIDURABLE_CHROMIUM")
+    with launched(chromium) as browser:
+        for dark, width in ((False, 1200), (False, 420), (True, 1200), (True, 420)):
             looks = f"{'dark' if dark else 'light'}-{width}"
-            with browser_page(dark=dark, width=width, calm=True) as page:
+            with browser_page(browser, dark=dark, width=width, calm=True) as page:
                 for name, view in ANSWERS.items():
                     show_live(page, name, view, caption=True)
                 page.screenshot(path=target / f"live-{looks}.png", full_page=True)
-            with browser_page(dark=dark, width=width) as page:
-                for name, view in {**ANSWERS, **CARDS}.items():
+            with browser_page(browser, dark=dark, width=width) as page:
+                for name, card in {**ANSWERS, **CARDS}.items():
                     if "hostile" not in name:
-                        show_static(page, name, to_html(view), caption=True)
+                        show_static(page, name, to_html(card), caption=True)
                 page.screenshot(path=target / f"static-{looks}.png", full_page=True)
 
 

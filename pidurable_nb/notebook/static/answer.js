@@ -341,7 +341,7 @@ function mount(feed, model, el) {
     if (view.settled) {
       release();
     } else {
-      const height = body.offsetHeight;
+      const height = Math.ceil(body.getBoundingClientRect().height);
       if (height > tallest) {
         tallest = height;
         body.style.minHeight = `${height}px`;

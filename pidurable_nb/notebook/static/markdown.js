@@ -289,7 +289,8 @@ class Inline {
     if (end === null || this.text[end + 1] !== "(") return null;
     const rest = /^\(\s*(?:<((?:[^<>\n\\]|\\.)*)>|((?:[^\s\\()<]|\\.|\((?:[^\s\\()]|\\.)*\))(?:[^\s\\()]|\\.|\((?:[^\s\\()]|\\.)*\))*)|)(?:\s+(?:"(?:[^"\\]|\\[^])*"|'(?:[^'\\]|\\[^])*'|\((?:[^()\\]|\\[^])*\)))?\s*\)/.exec(this.text.slice(end + 1, end + 4001));
     if (!rest) return null;
-    return { label: this.text.slice(at + 1, end), address: unescape(rest[1] ?? rest[2] ?? ""), end: end + 1 + rest[0].length };
+    const address = unescape(rest[1] ?? rest[2] ?? "").replace(/[\u0000-\u0020"<>\\^`{|}]/g, encodeURIComponent);
+    return { label: this.text.slice(at + 1, end), address, end: end + 1 + rest[0].length };
   }
 
   labelEnd(at) {
@@ -356,7 +357,7 @@ class Inline {
         }
       } else if (char === "<" && AUTOLINK.test(text.slice(at, at + 2000))) {
         const [whole, inside] = AUTOLINK.exec(text.slice(at, at + 2000));
-        push(anchor(/^(?:https?:|mailto:)/i.test(inside) ? inside : `mailto:${inside}`, [inside.replace(/^mailto:/i, "")]));
+        push(anchor(/^(?:https?:|mailto:)/i.test(inside) ? inside : `mailto:${inside}`, [inside]));
         at += whole.length;
       } else if ((char === "[" || (char === "!" && text[at + 1] === "[")) && depth < MAX_DEPTH) {
         const image = char === "!";
@@ -374,10 +375,15 @@ class Inline {
         }
       } else if (char === "*" || char === "_" || (char === "~" && text[at + 1] === "~")) {
         const run = new RegExp(`^\\${char}+`).exec(text.slice(at))[0];
-        if ((char === "~" && run.length !== 2) || delimiters > MAX_DELIMITERS) plain += run;
+        if (delimiters > MAX_DELIMITERS) plain += run;
         else {
+          const mark = delimiter(text, at, char, run.length);
+          const odd = char === "~" && run.length % 2 === 1;
+          if (odd) mark.length -= 1;
+          if (odd && mark.opens) plain += "~";
           delimiters += 1;
-          push(delimiter(text, at, char, run.length));
+          push(mark);
+          if (odd && !mark.opens) plain += "~";
         }
         at += run.length;
       } else if (char === "&") {
