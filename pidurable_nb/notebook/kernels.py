@@ -64,6 +64,7 @@ Output = dict[str, Any]
 
 START_SECONDS = 60.0
 STOP_SECONDS = 3.0
+RESTART_SECONDS = 0.5
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # on Windows SIGTERM ends a process as hard
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -313,7 +314,8 @@ class ChildKernel:
         """``run``, on the engine thread."""
         life = self._alive()
         run = _Run(None if quiet else show_output, until)
-        life.runs[life.client.execute(code, allow_stdin=False)] = run
+        # Otherwise a kernel drops what arrives while it still deals with the error of what ran before.
+        life.runs[life.client.execute(code, allow_stdin=False, stop_on_error=False)] = run
         life.latest = run
         if not wait:
             return run.result("running")
@@ -585,31 +587,26 @@ def crash_this_kernel() -> NoReturn:
 def restart_this_kernel(*, timeout: float = 10.0) -> None:
     """Have the Jupyter server that runs this kernel restart it, as its menu does.
 
-    Returns when the restart is under way; the kernel is interrupted and ends a moment later. ``timeout`` in seconds
-    bounds each question to a server.
+    Returns at once; the restart begins half a second later. ``timeout`` in seconds bounds each question to a server.
 
-    Raises ``NotebookError``, one line, outside of a kernel, where no Jupyter server runs this kernel (VS Code and
-    nbclient run theirs themselves), and when the server refuses.
+    Raises ``NotebookError``, one line, outside of a kernel, and where no Jupyter server runs this kernel: VS Code and
+    nbclient run theirs themselves. Should the server refuse later, a line under the cell says so.
     """
     server = _find_server(_kernel_id(), timeout)
-    answer: list[Exception | None] = []
 
     def ask() -> None:
+        # A cell that is still running when its kernel ends may never be told so, and would look busy for good.
+        time.sleep(RESTART_SECONDS)
         try:
             server.post("restart")
-            answer.append(None)
-        except (OSError, http.client.HTTPException) as error:
-            answer.append(error)
+        except urllib.error.HTTPError as error:
+            print(f"The Jupyter server refused to restart this kernel ({error}); use its menu.", file=sys.stderr)
+        except (OSError, http.client.HTTPException):
+            # The restart ended the connection, or this process, before there was an answer.
+            return
 
-    # The restart interrupts this cell and ends this process, usually before there is an answer.
-    asking = threading.Thread(target=ask, name="pidurable-restart", daemon=True)
-    try:
-        asking.start()
-        asking.join(timeout)
-    except KeyboardInterrupt:
-        return
-    if answer and answer[0] is not None:
-        raise NotebookError(f"The Jupyter server refused to restart this kernel ({answer[0]}); use its menu.")
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(ask,), name="pidurable-restart", daemon=True).start()
 
 
 def _kernel_id() -> str:

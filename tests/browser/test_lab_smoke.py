@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .lab import Lab
+from .lab import Lab, until
 
 pytestmark = pytest.mark.browser
 
@@ -79,4 +79,21 @@ def test_a_cell_is_interrupted_from_the_menu_and_the_output_so_far_stays(lab: La
     notebook.wait_ran(0)
     assert "KeyboardInterrupt" in notebook.text(0)
     assert "step 3" in notebook.text(0)
+    notebook.close()
+
+
+def test_a_kernel_restarts_itself_through_jupyterlab(lab: Lab) -> None:
+    lab.write(
+        "again.ipynb", ["from pidurable_nb.notebook import kernels\nkernels.restart_this_kernel()", "print('new life')"]
+    )
+    notebook = lab.open("again.ipynb")
+    before = notebook.kernel_pid()
+    notebook.run_cell(0, wait=False)
+    notebook.wait_ran(0)
+    until("the kernel has another process", lambda: notebook.kernel_pid() not in (None, before))
+    # The page did not ask for this restart, and may show "starting" until the next cell runs.
+    until("the new kernel is there", lambda: notebook.kernel_status() in ("idle", "starting"))
+    assert "Error" not in notebook.text(0)
+    notebook.run_cell(1)
+    assert notebook.text(1) == "new life"
     notebook.close()
