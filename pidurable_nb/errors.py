@@ -153,11 +153,16 @@ class WouldDeadlock(DurableError):
 
 
 class InvalidValue(DurableError):
-    """Data that is not strict JSON (engine.md, section 4). ``path`` is where, as in ``$.items[3]``."""
+    """Data that is not strict JSON (engine.md, section 4). ``path`` is where, as in ``$.items[3]``, ``why`` the reason.
 
-    def __init__(self, what: str, path: str, why: str) -> None:
+    ``foreign`` says that an object of a type JSON does not have stands there.
+    """
+
+    def __init__(self, what: str, path: str, why: str, *, foreign: bool = False) -> None:
         super().__init__(f"{what} cannot be stored: at {path}, {why}. Only strict JSON can be stored.")
         self.path = path
+        self.why = why
+        self.foreign = foreign
 
 
 class InvalidDocument(InvalidValue):

@@ -233,6 +233,18 @@ class TaskRecord(Value):
         return self.state.status == "terminal"
 
 
+def outcome_of_task(record: TaskRecord) -> Outcome | None:
+    """The outcome of a task that has one, held or final."""
+    state = record.state
+    return state.outcome if isinstance(state, Completing | Terminal) else None
+
+
+def checkpoint_of_task(record: TaskRecord) -> Checkpoint | None:
+    """The checkpoint of a task that has one."""
+    state = record.state
+    return None if isinstance(state, Completing | Terminal) else state.checkpoint
+
+
 # -- documents -------------------------------------------------------------------------------------------------------
 
 DocumentScope: TypeAlias = Literal["session", "conversation", "task"]

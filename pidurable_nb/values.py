@@ -103,7 +103,7 @@ def _check(value: Any, what: str, path: str, depth: int) -> JsonValue:
     for base in (bool, int, str):  # subclasses (enums of text, numpy bools are not among them) become the plain type
         if isinstance(value, base):
             return _check(base(value.value if hasattr(value, "value") else value), what, path, depth)
-    raise InvalidValue(what, path, f"a {kind.__name__} is not JSON")
+    raise InvalidValue(what, path, f"a {kind.__name__} is not JSON", foreign=True)
 
 
 def check_text(value: str, what: str, path: str = "$") -> str:

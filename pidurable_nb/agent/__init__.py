@@ -1,0 +1,1 @@
+"""Conversations, inbox, registry, prompt, generation, tools, usage: the harness."""

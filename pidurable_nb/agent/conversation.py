@@ -1,0 +1,462 @@
+"""Conversations and submissions: handles through which people and programs talk to an agent (engine.md, section 9)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from ..errors import ConversationBusy, DurableError, RequestIdReused, Unanswered
+from ..messages import ContentBlock, Message, TextBlock
+from ..patch import Op
+from ..records import (
+    ConversationId,
+    ConversationRecord,
+    Entry,
+    EntryEdit,
+    EntryId,
+    SubmissionId,
+    SubmissionRecord,
+    SubmissionType,
+)
+from ..session import ContextView, Scan, Tx, Watch
+from ..session.documents import Address, check_name, read
+from ..session.session import CommitBlock, Publication, _place
+from ..storage.protocol import Order, Page
+from ..values import JsonValue, Value, check_json
+from .agent import Agent
+from .runs import next_run, place_write, start_run, withdraw_inputs
+from .state import AgentState, InboxItem, InboxState, LiveState, UsageState
+
+if TYPE_CHECKING:
+    from .harness import Harness
+
+WhenBusy = Literal["follow_up", "steer", "reject"]
+
+_blocks: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
+
+# The run that the current code is part of: (harness, conversation id), set around each invocation's code by the harness.
+current_run: ContextVar[tuple[Any, int, int] | None] = ContextVar("pidurable_nb_current_run", default=None)
+
+
+class ConversationView(Value):
+    """A conversation as it is now: its record, its active entries, and its built-in documents."""
+
+    record: ConversationRecord
+    entries: tuple[Entry, ...]
+    agent: AgentState
+    live: LiveState
+    inbox: InboxState
+    usage: UsageState
+
+
+class Submission:
+    """An input or a write that was durably admitted. ``await submission`` waits for its end."""
+
+    def __init__(self, harness: Harness, id: SubmissionId, conversation_id: ConversationId) -> None:
+        self._harness = harness
+        self.id = id
+        self.conversation_id = conversation_id
+
+    def __repr__(self) -> str:
+        return f"<Submission {self.id} in conversation {self.conversation_id}>"
+
+    async def status(self) -> SubmissionRecord:
+        """Its record as it is now."""
+        return await self._harness._submission_record(self.id)
+
+    async def wait(self) -> SubmissionRecord:
+        """Wait until it is ``done`` or ``unanswered``, and return its record. Starts scheduling.
+
+        Raises ``WouldDeadlock`` from a tool, hook or phase of the run that answers it, ``SessionClosed`` and
+        ``SessionFailed`` when the session ends first.
+        """
+        return await self._harness._wait_for_submission(self)
+
+    def __await__(self) -> Generator[Any, None, SubmissionRecord]:
+        return self.wait().__await__()
+
+    async def abort(self) -> Literal["aborted", "already_placed", "settled"]:
+        """Take it back while it is queued; otherwise say that it was placed or has settled."""
+        return await self._harness._abort_submission(self.id)
+
+
+class Conversation:
+    """A transcript and what works on it. A handle: cheap, and valid as long as its harness."""
+
+    def __init__(self, harness: Harness, id: ConversationId) -> None:
+        self._harness = harness
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<Conversation {self.id} of {self._harness.storage.name}>"
+
+    # -- talking -----------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        content: str | Sequence[ContentBlock],
+        *,
+        request_id: str | None = None,
+        when_busy: WhenBusy = "follow_up",
+        kind: str | None = None,
+        data: JsonValue = None,
+    ) -> Submission:
+        """Hand in an input; returns when it is durably admitted (engine.md, section 9).
+
+        Idle, it starts a run at once. Busy, it queues as ``follow_up`` or ``steer``, or with ``reject`` raises
+        ``ConversationBusy`` and stores nothing. ``request_id`` makes it idempotent: the same id gives the same
+        submission, before and after a restart, and raises ``RequestIdReused`` for other content. ``kind`` and ``data``
+        are those of its entry. Starts scheduling.
+        """
+        if when_busy not in ("follow_up", "steer", "reject"):
+            raise ValueError(f"when_busy is 'follow_up', 'steer' or 'reject', not {when_busy!r}")
+        blocks = _checked_blocks(content)
+        if kind is not None:
+            check_name(kind, "an entry", "")
+        checked = check_json(data, "the data of a submission")
+        digest = _digest("input", [block.to_data() for block in blocks], kind, checked)
+        harness = self._harness
+        harness.resume()
+        active_from = await harness._active_from(self.id)
+        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+            found = await self._find(tx, request_id, "input", digest)
+            if found is None:
+                found = await self._admit(tx, blocks, request_id, when_busy, kind, checked, digest, active_from)
+        return Submission(harness, found, self.id)
+
+    async def _find(self, tx: Tx, request_id: str | None, type: SubmissionType, digest: str) -> SubmissionId | None:
+        if request_id is None:
+            return None
+        record = await tx.submission_by_request(self.id, request_id)
+        if record is None:
+            return None
+        if record.type != type or record.digest != digest:
+            raise RequestIdReused(
+                f"the request id {request_id!r} was used for submission {record.id} with other content: "
+                "use a new id for a new request"
+            )
+        return record.id
+
+    async def _admit(
+        self,
+        tx: Tx,
+        blocks: list[ContentBlock],
+        request_id: str | None,
+        when_busy: WhenBusy,
+        kind: str | None,
+        data: JsonValue,
+        digest: str,
+        active_from: EntryId | None,
+    ) -> SubmissionId:
+        harness = self._harness
+        live = await tx.doc(LiveState, self.id)
+        inbox = await tx.doc(InboxState, self.id)
+        if live.run is not None and when_busy == "reject":
+            raise ConversationBusy(
+                f"conversation {self.id} is busy with a run, and the input asked to be rejected then; nothing was stored"
+            )
+        id = SubmissionId(harness._mint())
+        record = SubmissionRecord(
+            id=id, conversation_id=self.id, type="input", status="queued", request_id=request_id, digest=digest
+        )
+        item = InboxItem(
+            submission=id,
+            type="input",
+            mode="steer" if when_busy == "steer" and live.run is not None else "follow_up",
+            content=tuple(blocks),
+            kind=kind,
+            data=data,
+            submitted_at=harness.clock(),
+        )
+        tx._put_submission(record)
+        inbox.items = (*inbox.items, item)
+        if live.run is None:
+            await next_run(tx, self.id, harness._settings(), active_from)
+        return id
+
+    async def write(
+        self,
+        kind: str,
+        *,
+        messages: Sequence[Message] = (),
+        data: JsonValue = None,
+        head: EntryId | Literal["self"] | None = None,
+        edits: Iterable[EntryEdit | Mapping[str, Any]] = (),
+        request_id: str | None = None,
+    ) -> Submission:
+        """Append an entry without starting a run: at once when idle or when it changes no context, else at the next
+        boundary (engine.md, section 9). Raises ``ValueError`` for a reserved kind and ``InvalidValue`` for bad data."""
+        check_name(kind, "an entry", "")
+        checked = check_json(data, "the data of a write")
+        changes = tuple(edit if isinstance(edit, EntryEdit) else EntryEdit.model_validate(edit) for edit in edits)
+        spoken = tuple(messages)
+        digest = _digest(
+            "write",
+            [message.to_data() for message in spoken],
+            kind,
+            [checked, head, [edit.to_data() for edit in changes]],
+        )
+        harness = self._harness
+        active_from = await harness._active_from(self.id)
+        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+            for reference in [edit.target for edit in changes] + ([head] if isinstance(head, int) else []):
+                if not await tx._visible(self.id, reference):
+                    raise DurableError(f"conversation {self.id} has no entry {reference}")
+            found = await self._find(tx, request_id, "write", digest)
+            if found is None:
+                found = SubmissionId(harness._mint())
+                record = SubmissionRecord(
+                    id=found,
+                    conversation_id=self.id,
+                    type="write",
+                    status="queued",
+                    request_id=request_id,
+                    digest=digest,
+                )
+                item = InboxItem(
+                    submission=found,
+                    type="write",
+                    mode="write",
+                    kind=kind,
+                    data=checked,
+                    messages=spoken,
+                    head=head,
+                    edits=changes,
+                    submitted_at=harness.clock(),
+                )
+                live = await tx.doc(LiveState, self.id)
+                inbox = await tx.doc(InboxState, self.id)
+                display_only = not spoken and head is None and not changes
+                waits = live.run is not None and not display_only
+                if waits or any(other.mode == "reset" for other in inbox.items):
+                    tx._put_submission(record)
+                    inbox.items = (*inbox.items, item)
+                else:
+                    await place_write(tx, self.id, record, item, active_from)
+        return Submission(harness, found, self.id)
+
+    async def ask(self, content: str | Sequence[ContentBlock], **submit_options: Any) -> Entry:
+        """Submit, wait, and return the answer's entry. Raises ``Unanswered`` with the settled submission."""
+        submission = await self.submit(content, **submit_options)
+        settled = await submission.wait()
+        if settled.status == "done" and settled.answer is not None:
+            answer = await self.entry(settled.answer)
+            if answer is not None:
+                return answer
+        raise Unanswered(unanswered_message(settled), submission=settled)
+
+    async def retry(self, *, request_id: str | None = None) -> Submission:
+        """Go on after a run that ended without an answer, on the transcript as it stands (engine.md, section 9).
+
+        Raises ``ConversationBusy`` while a run is going on, and ``DurableError`` when no run has failed.
+        """
+        harness = self._harness
+        harness.resume()
+        digest = _digest("continue", [], None, None)
+        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+            found = await self._find(tx, request_id, "continue", digest)
+            if found is None:
+                live = await tx.doc(LiveState, self.id)
+                if live.run is not None:
+                    raise ConversationBusy(f"conversation {self.id} is busy with a run: wait for it before a retry")
+                if live.run_failure is None:
+                    raise DurableError(f"conversation {self.id} has no failed run to go on from: submit an input")
+                found = SubmissionId(harness._mint())
+                tx._put_submission(
+                    SubmissionRecord(
+                        id=found,
+                        conversation_id=self.id,
+                        type="continue",
+                        status="queued",
+                        request_id=request_id,
+                        digest=digest,
+                    )
+                )
+                await start_run(tx, self.id, [found], live.run_failure.first)
+        return Submission(harness, found, self.id)
+
+    # -- what it runs with -------------------------------------------------------------------------------------------
+
+    async def agent(self) -> Agent:
+        """Its resolved agent."""
+        self._harness._check_line()
+        return await self._harness._agent(self.id)
+
+    async def configure(self, **change: Any) -> None:
+        """Change its agent: fields of ``AgentChange``; ``None`` clears a field, absent keeps it."""
+        async with self._harness._commit(lambda: Tx(self._harness, self.id), _place()) as tx:
+            await tx.configure(self.id, **change)
+
+    def commit(self) -> CommitBlock[Tx]:
+        """One commit bound to this conversation: new tasks, entries and documents default to it."""
+        self._harness._check_open()
+        return self._harness._commit(lambda: Tx(self._harness, self.id), _place())
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def context(self, *, at: EntryId | None = None) -> ContextView:
+        """What the model reads: ``head``, ``entries``, ``messages``; with ``at`` as of an earlier entry."""
+        self._harness._check_line()
+        self._harness._check_open()
+        return await self._harness._context_at(self.id, at)
+
+    async def entry(self, id: int) -> Entry | None:
+        """An entry that this conversation sees, its parents' included; ``None`` for any other."""
+        harness = self._harness
+        harness._check_line()
+        harness._check_open()
+        found = await harness._read(harness.storage.entry(id))
+        if found is None or found.conversation_id == self.id:
+            return found
+        for conversation, until in await harness._ancestry(self.id):
+            if conversation == found.conversation_id:
+                return found if until is None or found.id <= until else None
+        return None
+
+    def entries(
+        self, *, min_id: int | None = None, max_id: int | None = None, order: Order = "descending"
+    ) -> Scan[Entry]:
+        """The visible entries, its parents' included, newest first unless ``order="ascending"``."""
+        harness = self._harness
+
+        async def page(limit: int, cursor: int | None) -> Page[Entry]:
+            harness._check_line()
+            harness._check_open()
+            segments = await harness._ancestry(self.id)
+            if order == "ascending":
+                segments.reverse()
+            items: list[Entry] = []
+            following = cursor
+            for conversation, until in segments:
+                low, high = min_id, until if max_id is None else (max_id if until is None else min(until, max_id))
+                if following is not None:
+                    if order == "ascending":
+                        low = following + 1 if low is None else max(low, following + 1)
+                    else:
+                        high = following - 1 if high is None else min(high, following - 1)
+                while len(items) < limit:
+                    read_page = await harness._read(
+                        harness.storage.scan_entries(
+                            conversation=conversation, min_id=low, max_id=high, order=order, limit=limit - len(items)
+                        )
+                    )
+                    items.extend(read_page.items)
+                    if read_page.next is None or not read_page.items:
+                        break
+                    if order == "ascending":
+                        low = read_page.items[-1].id + 1
+                    else:
+                        high = read_page.items[-1].id - 1
+            return Page(items, items[-1].id if len(items) >= limit else None)
+
+        return Scan(page)
+
+    async def view(self) -> ConversationView:
+        """The record, the active entries and the built-in documents, as committed now."""
+        self._harness._check_line()
+        self._harness._check_open()
+        return await self._harness._conversation_view(self.id)
+
+    def watch(self) -> Watch[ConversationView]:
+        """Follow the conversation view, commit by commit (engine.md, section 14)."""
+        return watch_conversation(self._harness, self.id)
+
+    # -- stopping ----------------------------------------------------------------------------------------------------
+
+    async def abort(self, *, background: bool = False) -> None:
+        """Withdraw queued inputs, stop foreground work, and return when idle; writes stay (engine.md, section 9).
+
+        ``background`` also stops background tasks. Raises ``WouldDeadlock`` from inside the run itself.
+        """
+        harness = self._harness
+        harness._check_line()
+        harness._check_not_inside(self.id, "abort")
+        harness.resume()
+        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+            await withdraw_inputs(tx, self.id, "aborted")
+        for task in harness._foreground(self.id, background=background):
+            await harness.abort_task(task)
+        await self.wait_for_idle()
+
+    async def wait_for_idle(self) -> None:
+        """Wait until no run is going on and nothing that waits could start one. Starts scheduling."""
+        harness = self._harness
+        harness._check_line()
+        harness._check_not_inside(self.id, "wait_for_idle")
+        harness.resume()
+        await harness._wait_until(lambda: harness._is_idle(self.id))
+
+
+def watch_conversation(harness: Harness, id: ConversationId) -> Watch[ConversationView]:
+    """A watch of a conversation view: each commit that touches it moves it."""
+    documents = {
+        Address(doc.spec_.kind, id): (field, doc)
+        for field, doc in (("agent", AgentState), ("live", LiveState), ("inbox", InboxState), ("usage", UsageState))
+    }
+    state: dict[str, ConversationView] = {}
+
+    async def attach(watch: Watch[ConversationView]) -> ConversationView:
+        view = await harness._conversation_view(id)
+        state["view"] = view
+        harness._follow(watch, lambda publication: deliver(watch, publication))
+        return view
+
+    def deliver(watch: Watch[ConversationView], publication: Publication) -> None:
+        changes: dict[str, Any] = {}
+        ops: list[Op] = []
+        entries = [entry for entry in publication.entries.values() if entry.conversation_id == id]
+        if entries:
+            context = harness._contexts.get(id)
+            if context is not None:
+                changes["entries"] = tuple(context.entries)
+            else:
+                changes["entries"] = (*state["view"].entries, *entries)
+            for entry in entries:
+                ops.append({"op": "add", "path": "/entries/-", "value": entry.to_data()})
+        for address, (field, doc) in documents.items():
+            change = publication.documents.get(address)
+            if change is not None and change.after is not None:
+                changes[field] = read(doc, change.after.version, change.after.value)
+                for op in change.ops:
+                    ops.append({**op, "path": f"/{field}{op['path']}"})
+        if changes:
+            state["view"] = state["view"].replaced(**changes)
+            watch._push(state["view"], ops)
+
+    return Watch(attach, harness._unfollow, lambda view: view.to_data())
+
+
+def unanswered_message(record: SubmissionRecord) -> str:
+    """Why a submission got no answer, in words."""
+    reasons = {
+        "no_model": "there is no model for it",
+        "model_error": "the model failed",
+        "aborted": "it was aborted",
+        "faulted": "the engine's task for it broke",
+        "limit": "a limit was reached",
+        "reset": "the conversation was reset",
+        "stale": "it came too late",
+        "run_failed": "an earlier run failed",
+    }
+    why = reasons.get(record.reason or "", record.reason or "unknown")
+    detail = record.detail.get("message") if isinstance(record.detail, dict) else None
+    return f"submission {record.id} got no answer: {why}" + (f" ({detail})" if detail else "")
+
+
+def _checked_blocks(content: str | Sequence[ContentBlock]) -> list[ContentBlock]:
+    blocks: list[ContentBlock] = [TextBlock(content)] if isinstance(content, str) else _blocks.validate_python(list(content))
+    if not blocks or not any(block.type != "text" or block.text.strip() for block in blocks):
+        raise ValueError("an input needs content: text that is not empty, or blocks")
+    for index, block in enumerate(blocks):
+        if block.type == "text":
+            check_json(block.text, f"block {index} of the input")
+    return blocks
+
+
+def _digest(type: str, content: Any, kind: str | None, data: Any) -> str:
+    return hashlib.sha256(to_json([type, content, kind, data])).hexdigest()[:24]

@@ -1,0 +1,627 @@
+"""The harness: a session that runs agents (api.md, Opening)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from ..errors import DurableError, SessionForked, WouldDeadlock
+from ..models.protocol import ModelSet, ModelSource
+from ..records import (
+    ROOT,
+    ConversationId,
+    ConversationRecord,
+    EntryId,
+    SubmissionRecord,
+    TaskId,
+    TaskRecord,
+    checkpoint_of_task,
+)
+from ..session import Opening, Publication, Report, Scan, Tx
+from ..session.documents import Address
+from ..session.session import as_storage
+from ..storage.protocol import Order, Page, Storage
+from ..tasks import Task, TaskSession, Wake
+from ..tasks.core import BlockedReason
+from ..values import Value
+from .agent import Agent, AgentChange, apply_change, resolve
+from .conversation import Conversation, ConversationView, Submission, current_run
+from .generation import GenerationTask
+from .registry import Registry
+from .runs import settle_inputs, withdraw_inputs
+from .settings import Settings
+from .state import AgentState, InboxState, LiveState, ProviderState, UsageState
+from .toolrun import ToolTask
+
+ENGINE_TASKS: dict[str, type[Task[Any, Any]]] = {task.name: task for task in (GenerationTask, ToolTask)}
+
+Init = Callable[[Tx, ConversationRecord], Any]
+
+
+# -- inspection ------------------------------------------------------------------------------------------------------
+
+
+class TaskRunning(Value):
+    """An invocation of this process runs it."""
+
+    kind: Literal["running"] = "running"
+
+
+class TaskPending(Value):
+    """Ready, or about to be; ``migrates`` when its record is of an older version."""
+
+    migrates: bool = False
+    kind: Literal["pending"] = "pending"
+
+
+class TaskWaiting(Value):
+    """Waits for other tasks."""
+
+    on: tuple[TaskId, ...] = ()
+    kind: Literal["waiting"] = "waiting"
+
+
+class TaskSleeping(Value):
+    """Sleeps until an instant."""
+
+    until: float
+    kind: Literal["sleeping"] = "sleeping"
+
+
+class TaskCompleting(Value):
+    """Holds its outcome until its owned work has drained."""
+
+    kind: Literal["completing"] = "completing"
+
+
+class TaskBlocked(Value):
+    """Its definition cannot take it."""
+
+    reason: BlockedReason
+    error: str | None = None
+    kind: Literal["blocked"] = "blocked"
+
+
+TaskSchedulingState = TaskRunning | TaskPending | TaskWaiting | TaskSleeping | TaskCompleting | TaskBlocked
+
+
+class InspectedTask(Value):
+    """A live task and what the scheduler makes of it."""
+
+    record: TaskRecord
+    state: TaskSchedulingState
+
+
+class Inspection(Value):
+    """What is live: ``scheduling`` is ``paused`` or ``running``; ``unresolved`` lists what this process lacks."""
+
+    scheduling: Literal["paused", "running", "closing"]
+    tasks: tuple[InspectedTask, ...] = ()
+    submissions: tuple[SubmissionRecord, ...] = ()
+    unresolved: tuple[str, ...] = Field(default=())
+
+
+class Harness(TaskSession):
+    """One opened storage that runs agents: conversations, tasks, models, tools.
+
+    Made by ``Harness.open``. Everything is asynchronous and belongs to the event loop that opened it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        models: Any,
+        registry: Registry | None,
+        settings: Settings | Callable[[], Settings] | None,
+        env: Any,
+        conversation_created: Init | None,
+        clock: Callable[[], float],
+        on_report: Callable[[Report], None] | None,
+        on_wake: Callable[[Wake], None] | None,
+    ) -> None:
+        super().__init__(storage, clock=clock, on_report=on_report, on_wake=on_wake)
+        self.models: ModelSet = ModelSet(models)
+        self.registry: Registry = registry if registry is not None else Registry()
+        self.env = env
+        self.run_in_kernel: Callable[..., Any] | None = None
+        self._given_settings = settings
+        self._default_settings = Settings()
+        self._on_created = conversation_created
+        self._agents: dict[int, tuple[Any, Agent]] = {}
+        self._change_waiters: list[asyncio.Future[None]] = []
+        self._root_lock = asyncio.Lock()
+        self._pid = os.getpid()
+        self._unsubscribe = self.registry.subscribe(self._registry_listener)
+
+    # The signature differs from Session's: a harness takes what agents need.
+    @classmethod
+    def open(  # type: ignore[override]
+        cls,
+        storage: Storage | str | os.PathLike[str],
+        *,
+        models: ModelSource | Callable[[], ModelSource] = (),
+        registry: Registry | None = None,
+        settings: Settings | Callable[[], Settings] | None = None,
+        env: Any = None,
+        conversation_created: Init | None = None,
+        clock: Callable[[], float] = time.time,
+        on_report: Callable[[Report], None] | None = None,
+        on_wake: Callable[[Wake], None] | None = None,
+    ) -> Opening[Self]:
+        """Open or create a session: ``await`` it, or use it in ``async with``, which also closes it.
+
+        ``storage`` is a path (SQLite), ``jsonl:DIR`` or an existing directory, ``":memory:"``, or a ``Storage``.
+        ``models`` is one model, several, a mapping, a ``Models``, or a callable returning one of these. ``settings`` may
+        be a callable too and is read at each use. ``conversation_created(tx, record)`` runs in every commit that creates
+        a conversation. With ``on_wake`` the harness arms no timers: the host calls ``resume()`` (engine.md, section 8).
+
+        Nothing runs before ``resume()``, a submission, or a wait. Raises ``SessionInUse`` and ``StorageError``.
+        """
+
+        async def open_harness() -> Self:
+            harness = cls(
+                await as_storage(storage, clock),
+                models=models,
+                registry=registry,
+                settings=settings,
+                env=env,
+                conversation_created=conversation_created,
+                clock=clock,
+                on_report=on_report,
+                on_wake=on_wake,
+            )
+            try:
+                await harness._load()
+            except BaseException:
+                harness._unsubscribe()
+                await harness.storage.close(ended="failed")
+                raise
+            return harness
+
+        return Opening(open_harness)
+
+    # -- conversations -----------------------------------------------------------------------------------------------
+
+    async def root(self, *, agent: AgentChange | None = None, init: Init | None = None) -> Conversation:
+        """The root conversation, created when absent; ``agent`` and ``init`` apply only then."""
+        self._check_line()
+        self._check_open()
+        async with self._root_lock:
+            if self._committed.conversations.get(ROOT) is None:
+                async with self._commit(lambda: Tx(self, ROOT)) as tx:
+                    if await tx.conversation(ROOT) is None:
+                        record = ConversationRecord(ROOT)
+                        tx._staged.conversations[ROOT] = record
+                        tx._wrote = True
+                        await self._conversation_created(tx, record)
+                        await self._set_up(tx, record, agent, init)
+        return Conversation(self, ROOT)
+
+    async def conversation(self, id: int) -> Conversation | None:
+        """A handle of a conversation, ``None`` when there is none."""
+        self._check_line()
+        self._check_open()
+        found = self._committed.conversations.get(id) or await self._read(self.storage.conversation(id))
+        return None if found is None else Conversation(self, found.id)
+
+    async def create_conversation(
+        self, *, owner: TaskId | None = None, agent: AgentChange | None = None, init: Init | None = None
+    ) -> Conversation:
+        """A new conversation; owned by a task it starts with a copy of its owner's agent (engine.md, section 6)."""
+        self._check_line()
+        self._check_open()
+        async with self._commit(lambda: Tx(self, None)) as tx:
+            record = await tx.create_conversation(owner=owner)
+            await self._set_up(tx, record, agent, init)
+        return Conversation(self, record.id)
+
+    async def _set_up(self, tx: Tx, record: ConversationRecord, agent: AgentChange | None, init: Init | None) -> None:
+        if agent is not None:
+            await self._configure(tx, record.id, agent.given())
+        if init is not None:
+            await init(tx, record)
+
+    async def _conversation_created(self, tx: Tx, record: ConversationRecord) -> None:
+        agent = await tx.doc(AgentState, record.id)
+        if record.owner is not None and record.parent is None:
+            inherited = await tx.doc(AgentState, record.owner.conversation)
+            for field in AgentState.model_fields:
+                setattr(agent, field, getattr(inherited, field))
+        await tx.doc(LiveState, record.id)
+        await tx.doc(InboxState, record.id)
+        await tx.doc(UsageState, record.id)
+        await tx.doc(ProviderState, record.id, seed={"session_id": uuid.uuid4().hex})
+        if self._on_created is not None:
+            await self._on_created(tx, record)
+
+    def conversations(
+        self,
+        *,
+        owner_task: int | None = None,
+        owner_conversation: int | None = None,
+        order: Order = "ascending",
+    ) -> Scan[ConversationRecord]:
+        """Conversation records, all or those of an owner."""
+        return self._scan(
+            self.storage.scan_conversations,
+            owner_task=owner_task,
+            owner_conversation=owner_conversation,
+            order=order,
+        )
+
+    def tasks(
+        self,
+        *,
+        conversation: int | None = None,
+        kind: str | None = None,
+        status: Any = None,
+        abort_requested: bool | None = None,
+        background: bool | None = None,
+        order: Order = "ascending",
+    ) -> Scan[TaskRecord]:
+        """Task records, live and ended, by any of these filters."""
+        return self._scan(
+            self.storage.scan_tasks,
+            conversation=conversation,
+            kind=kind,
+            status=status,
+            abort_requested=abort_requested,
+            background=background,
+            order=order,
+        )
+
+    def submissions(
+        self, *, conversation: int | None = None, status: Any = None, order: Order = "ascending"
+    ) -> Scan[SubmissionRecord]:
+        """Submission records, by any of these filters."""
+        return self._scan(self.storage.scan_submissions, conversation=conversation, status=status, order=order)
+
+    def _scan(self, fetch: Any, **filters: Any) -> Scan[Any]:
+        async def page(limit: int, cursor: int | None) -> Page[Any]:
+            self._check_line()
+            self._check_open()
+            found: Page[Any] = await self._read(fetch(limit=limit, cursor=cursor, **filters))
+            return found
+
+        return Scan(page)
+
+    # -- agents and settings -----------------------------------------------------------------------------------------
+
+    def _settings(self) -> Settings:
+        given = self._given_settings
+        if given is None:
+            return self._default_settings
+        return given if isinstance(given, Settings) else given()
+
+    def _restart_limit(self) -> float:
+        return self._settings().restart_limit
+
+    def _document_retention(self) -> float:
+        return self._settings().document_retention
+
+    def _definition(self, kind: str) -> tuple[type[Task[Any, Any]], str | None] | None:
+        engine = ENGINE_TASKS.get(kind)
+        if engine is not None:
+            return engine, None
+        return self.registry.snapshot().task_with_extension(kind)
+
+    async def _agent(self, conversation: int) -> Agent:
+        state = await self._committed_document(Address(AgentState.spec_.kind, conversation))
+        settings = self._settings()
+        snapshot = self.registry.snapshot()
+        only = self.models.only()
+        key = (None if state is None else state.value, settings, snapshot, only)
+        cached = self._agents.get(conversation)
+        if cached is not None and all(old is new for old, new in zip(cached[0], key, strict=True)):
+            return cached[1]
+
+        def on_error(extension: str, callback: str, error: Exception) -> None:
+            self._report("extension_error", error, extension=extension, conversation=conversation, callback=callback)
+
+        stored = None if state is None else AgentState.model_validate(state.value)
+        agent = resolve(stored, settings, snapshot, None if only is None else only.id, on_error)
+        self._agents[conversation] = (key, agent)
+        return agent
+
+    async def _configure(self, tx: Tx, conversation: int, change: dict[str, Any]) -> None:
+        state = await tx.doc(AgentState, conversation)
+        settings = self._settings()
+        snapshot = self.registry.snapshot()
+
+        def everything(field: str) -> Sequence[str]:
+            if field == "extensions":
+                return settings.extensions or [extension.name for extension in snapshot.extensions]
+            if field == "tools":
+                return settings.tools or list(snapshot.tools(state.extensions or settings.extensions))
+            return ()
+
+        apply_change(state, change, everything)
+
+    # -- submissions -------------------------------------------------------------------------------------------------
+
+    async def submission(self, id: int) -> Submission | None:
+        """A handle of a submission, ``None`` when there is none."""
+        self._check_line()
+        self._check_open()
+        record = self._committed.submissions.get(id) or await self._read(self.storage.submission(id))
+        return None if record is None else Submission(self, record.id, record.conversation_id)
+
+    async def _submission_record(self, id: int) -> SubmissionRecord:
+        self._check_line()
+        self._check_open()
+        record = self._committed.submissions.get(id) or await self._read(self.storage.submission(id))
+        if record is None:
+            raise DurableError(f"there is no submission {id}")
+        return record
+
+    async def _wait_for_submission(self, submission: Submission) -> SubmissionRecord:
+        self._check_line()
+        inside = current_run.get()
+        if inside is not None and inside[0] is self and inside[1] == submission.conversation_id:
+            raise WouldDeadlock(
+                f"submission {submission.id} is answered in conversation {submission.conversation_id}, whose run is "
+                "waiting for this very code: let it end first, or ask in a conversation of its own"
+            )
+        self.resume()
+        while True:
+            record = await self._submission_record(submission.id)
+            if record.settled:
+                return record
+            await self._changed()
+
+    async def _abort_submission(self, id: int) -> Literal["aborted", "already_placed", "settled"]:
+        self._check_line()
+        async with self._commit(lambda: Tx(self, None)) as tx:
+            record = await tx.submission(id)
+            if record is None:
+                raise DurableError(f"there is no submission {id}")
+            if record.settled:
+                return "settled"
+            inbox = await tx.doc(InboxState, record.conversation_id)
+            rest = tuple(item for item in inbox.items if item.submission != id)
+            if len(rest) == len(inbox.items):
+                return "already_placed"
+            inbox.items = rest
+            await settle_inputs(tx, [record.id], reason="aborted")
+        return "aborted"
+
+    async def _cancelled_conversation(self, tx: Tx, conversation: ConversationId) -> None:
+        await withdraw_inputs(tx, conversation, "aborted")
+
+    # -- idleness ----------------------------------------------------------------------------------------------------
+
+    def _is_idle(self, conversation: int) -> bool:
+        state = self._committed.documents.get(Address(LiveState.spec_.kind, conversation))
+        if state is None or state.value.get("run") is not None:
+            return state is None
+        return not any(
+            not task.background and task.owner is None and task.conversation_id == conversation
+            for task in self._committed.tasks.values()
+        )
+
+    def _foreground(self, conversation: int, *, background: bool) -> list[TaskId]:
+        """The conversation's own live tasks, the background ones only when asked for."""
+        return [
+            task.id
+            for task in self._committed.tasks.values()
+            if task.conversation_id == conversation and task.owner is None and (background or not task.background)
+        ]
+
+    async def wait_for_idle(self) -> None:
+        """Wait until no conversation is busy. Starts scheduling."""
+        self._check_line()
+        inside = current_run.get()
+        if inside is not None and inside[0] is self:
+            raise WouldDeadlock("this code is part of a run, and the harness is not idle before it ends")
+        self.resume()
+        await self._wait_until(
+            lambda: all(task.background for task in self._committed.tasks.values() if task.owner is None)
+        )
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        for conversation in list(self._committed.conversations):
+            await self._committed_document(Address(LiveState.spec_.kind, conversation))
+        while not condition():
+            await self._changed()
+
+    async def _changed(self) -> None:
+        """Wait for the next settled commit, or the end of the session."""
+        self._check_open()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._change_waiters.append(waiter)
+        await waiter
+        self._check_open()
+
+    def _wake_waiters(self) -> None:
+        waiters, self._change_waiters = self._change_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _check_not_inside(self, conversation: int, what: str) -> None:
+        inside = current_run.get()
+        if inside is not None and inside[0] is self and inside[1] == conversation:
+            raise WouldDeadlock(
+                f"{what}() of conversation {conversation} would wait for the run that this code is part of: "
+                "let the code end, or ask for it from outside"
+            )
+
+    # -- what the session calls --------------------------------------------------------------------------------------
+
+    async def _phases(self, run: Any) -> str:
+        token = current_run.set((self, run.conversation_id, run.id))
+        try:
+            return await super()._phases(run)
+        finally:
+            current_run.reset(token)
+
+    def _published(self, publication: Publication) -> None:
+        super()._published(publication)
+        self._wake_waiters()
+
+    def _failing(self) -> None:
+        super()._failing()
+        self._wake_waiters()
+
+    async def _stopping(self) -> None:
+        self._unsubscribe()
+        self._wake_waiters()
+        await super()._stopping()
+        self._wake_waiters()
+
+    def _registry_listener(self) -> None:
+        """Called on the thread that changed the registry."""
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            self._registry_changed()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._registry_changed)
+
+    def _check_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise SessionForked(
+                f"the session on {self.storage.name} belongs to process {self._pid}: a forked child must open its own, "
+                "after the parent has closed it"
+            )
+        super()._check_alive()
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    async def _active_from(self, conversation: int) -> EntryId | None:
+        """The entry from which the model reads, where a head was set: an earlier head would be stale."""
+        context = self._contexts.get(conversation)
+        if context is None:
+            context = await self._context(conversation)
+        return None if context.head is None else context.head.head
+
+    async def _ancestry(self, conversation: int) -> list[tuple[int, int | None]]:
+        """The conversation and its ancestors, each with the last entry of it that is visible."""
+        chain: list[tuple[int, int | None]] = []
+        current: int | None = conversation
+        limit: int | None = None
+        while current is not None:
+            chain.append((current, limit))
+            record = await self._sealed_conversation(current)
+            if record is None or record.parent is None:
+                break
+            limit = record.parent.at if limit is None else min(limit, record.parent.at)
+            current = record.parent.conversation
+        return chain
+
+    async def _conversation_view(self, id: int) -> ConversationView:
+        record = await self._sealed_conversation(id)
+        if record is None:
+            raise DurableError(f"there is no conversation {id}")
+        agent = await self._committed_document(Address(AgentState.spec_.kind, id))
+        live = await self._committed_document(Address(LiveState.spec_.kind, id))
+        inbox = await self._committed_document(Address(InboxState.spec_.kind, id))
+        usage = await self._committed_document(Address(UsageState.spec_.kind, id))
+        context = await self._context(id)
+        return ConversationView(
+            record=record,
+            entries=tuple(context.entries),
+            agent=AgentState.model_validate({} if agent is None else agent.value),
+            live=LiveState.model_validate({} if live is None else live.value),
+            inbox=InboxState.model_validate({} if inbox is None else inbox.value),
+            usage=UsageState.model_validate({} if usage is None else usage.value),
+        )
+
+    async def usage(self) -> UsageState:
+        """Tokens and cost of the whole session, per model and per tool."""
+        self._check_line()
+        self._check_open()
+        return await self._total_usage()
+
+    async def _total_usage(self) -> UsageState:
+        total = UsageState()
+        cursor: int | None = None
+        while True:
+            page = await self._read(
+                self.storage.scan_documents(kind=UsageState.spec_.kind, scope="conversation", limit=500, cursor=cursor)
+            )
+            for record in page.items:
+                state = await self._committed_document(Address(record.kind, record.scope_id, record.key))
+                if state is None:
+                    continue
+                counted = UsageState.model_validate(state.value)
+                total.requests += counted.requests
+                for name, usage in counted.models.items():
+                    total.models[name] = total.models[name] + usage if name in total.models else usage
+                for name, usage in counted.tools.items():
+                    total.tools[name] = total.tools[name] + usage if name in total.tools else usage
+            if page.next is None:
+                return total
+            cursor = page.next
+
+    async def inspect(self) -> Inspection:
+        """Live tasks with their scheduling state, open submissions, and what this process lacks (engine.md, section 14).
+
+        It writes nothing.
+        """
+        self._check_line()
+        self._check_open()
+        self._core.active(self.clock())
+        tasks = tuple(
+            InspectedTask(record=node.record, state=self._scheduling(node))
+            for node in sorted(self._core.nodes.values(), key=lambda node: node.record.id)
+        )
+        submissions = tuple(self._committed.submissions[id] for id in sorted(self._committed.submissions))
+        scheduling: Literal["paused", "running"] = "running" if self._core.resumed else "paused"
+        return Inspection(
+            scheduling=scheduling, tasks=tasks, submissions=submissions, unresolved=await self._unresolved()
+        )
+
+    def _scheduling(self, node: Any) -> TaskSchedulingState:
+        state = node.record.state
+        if node.blocked is not None:
+            failed = node.blocked == "migration_failed"
+            return TaskBlocked(node.blocked, "its migration raised; see the reports" if failed else None)
+        if node.invocation is not None or state.status == "running":
+            return TaskRunning()
+        if state.status == "waiting" and not node.record.abort_requested:
+            return TaskWaiting(on=state.on)
+        if state.status == "sleeping" and not node.record.abort_requested:
+            return TaskSleeping(until=state.until)
+        if state.status == "completing":
+            return TaskCompleting()
+        return TaskPending(migrates=self._readiness(node.record).migrates)
+
+    async def _unresolved(self) -> tuple[str, ...]:
+        """Tools, extensions, models and task kinds that live work names and this process lacks (section 10)."""
+        missing: dict[str, None] = {}
+        for task in sorted(self._committed.tasks.values(), key=lambda task: task.id):
+            if self._definition(task.kind) is None:
+                missing[f"task {task.kind}"] = None
+            if task.kind == ToolTask.name and isinstance(task.input, dict):
+                agent = await self._agent(task.conversation_id)
+                if task.input.get("name") not in agent.tools:
+                    missing[f"tool {task.input.get('name')}"] = None
+            if task.kind == GenerationTask.name:
+                agent = await self._agent(task.conversation_id)
+                for name in agent.unresolved:
+                    missing[name] = None
+                context = await self._context(task.conversation_id)
+                for name in context.shown.tools:
+                    if name not in agent.tools:
+                        missing[f"tool {name}"] = None
+                checkpoint = checkpoint_of_task(task) or {}
+                model = checkpoint.get("model") or agent.model
+                if isinstance(model, str) and not self._has_model(model):
+                    missing[f"model {model}"] = None
+        return tuple(missing)
+
+    def _has_model(self, id: str) -> bool:
+        try:
+            return self.models.get(id) is not None
+        except DurableError:
+            return False

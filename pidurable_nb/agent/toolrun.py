@@ -1,0 +1,445 @@
+"""A tool call as a durable task: intent before effect, exactly one result (engine.md, section 12).
+
+``Call`` resolves, repairs, validates and asks the hooks, then stores the *intent*: final arguments and replay policy.
+``Execute`` runs the tool. An ``Execute`` that an earlier invocation may have begun runs again only when the stored and
+the present policy both say ``safe``; else the model gets an ``interrupted`` error with the output committed so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+
+from ..errors import DurableError
+from ..messages import ContentBlock, TextBlock, ToolResultMessage, Usage
+from ..records import EntryId, TaskId, TaskRecord, outcome_of_task
+from ..session import Tx
+from ..tasks import Phase, Task, TaskRun, TaskTx
+from ..values import JsonValue, Value, check_json
+from .agent import Agent
+from .context import ToolContext, update_tool
+from .extension import Block, CallInfo, Replace, ToolHooks
+from .hooks import call_hook, hook_context
+from .output import OutputBuffer, clean
+from .state import Diagnostic, LiveState, NestedTool, UsageState
+from .tool import OutputLimits, Replay, Tool, ToolControl, ToolResult
+
+ErrorCode = Literal["tool_unavailable", "invalid_arguments", "blocked", "interrupted", "aborted", "tool_error"]
+
+_blocks: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
+
+
+class ToolInput(Value):
+    """What a call is: the provider's id, the tool's name, the arguments as the model gave them.
+
+    ``assistant`` is the entry that asked for it; ``parent`` and ``key`` are set for a call that a tool made.
+    """
+
+    call_id: str
+    name: str
+    arguments: dict[str, JsonValue]
+    assistant: EntryId | None = None
+    parent: TaskId | None = None
+    key: str | None = None
+
+
+class Control(Value):
+    """What a stored result asks of the run."""
+
+    add_tools: tuple[str, ...] = ()
+    terminate: bool = False
+    handoff: str | None = None
+
+
+class ToolOutcome(Value):
+    """What a finished call leaves in its task's record."""
+
+    entry: EntryId | None = None
+    content: list[ContentBlock] | None = None
+    is_error: bool = False
+    code: str | None = None
+    structured: JsonValue = None
+    details: JsonValue = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+    control: Control | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the content, joined by line breaks."""
+        return "\n".join(block.text for block in self.content or () if block.type == "text")
+
+
+class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
+    """One tool call."""
+
+    class Call(Phase):
+        async def run(self, task: TaskRun[ToolInput, ToolOutcome]) -> None:
+            call = task.input
+            agent: Agent = await task.agent()
+            tool = agent.tools.get(call.name)
+            if tool is None:
+                await finish(task, error_result(f"There is no tool named {call.name!r} here now."), "tool_unavailable")
+                return
+            arguments: Any = call.arguments
+            try:
+                if tool.prepare_arguments is not None:
+                    arguments = tool.prepare_arguments(arguments)
+                arguments = tool.validate(arguments)
+            except Exception as error:
+                await finish(task, error_result(f"Invalid arguments for {call.name}: {error}"), "invalid_arguments")
+                return
+            for extension, hooks in agent.hooks(ToolHooks):
+                if hooks.before_tool is None:
+                    continue
+                info = CallInfo(call.call_id, call.name, arguments, call.parent)
+                try:
+                    decision = await call_hook(hooks.before_tool, info, hook_context(task))
+                except Exception as error:
+                    decision = Block(f"{type(error).__name__}: {error}")
+                    task._session._report(
+                        "extension_error", error, task=task.record, extension=extension, callback="before_tool"
+                    )
+                if isinstance(decision, Block):
+                    await finish(task, error_result(f"The call was blocked: {decision.reason}"), "blocked")
+                    return
+                if isinstance(decision, Replace):
+                    try:
+                        arguments = tool.validate(decision.arguments)
+                    except ValueError as error:
+                        text = f"Invalid arguments for {call.name}: {error}"
+                        await finish(task, error_result(text), "invalid_arguments")
+                        return
+            async with task.commit() as tx:
+                live = await tx.doc(LiveState, task.conversation_id)
+                update_tool(live, task.id, status="running", replay=tool.replay, started_at=task.now())
+                _update_nested(live, task.id, "running")
+                tx.next(ToolTask.Execute(arguments=arguments, replay=tool.replay))
+
+    class Execute(Phase):
+        arguments: dict[str, JsonValue]
+        replay: Replay
+
+        async def run(self, task: TaskRun[ToolInput, ToolOutcome]) -> None:
+            call = task.input
+            agent: Agent = await task.agent()
+            tool = agent.tools.get(call.name)
+            if task.resumed and not (self.replay == "safe" and tool is not None and tool.replay == "safe"):
+                await finish(task, await _interrupted(task), "interrupted")
+                return
+            if tool is None:
+                await finish(task, error_result(f"There is no tool named {call.name!r} here now."), "tool_unavailable")
+                return
+            if task.resumed:
+                await _start_from_empty(task)
+            buffer = OutputBuffer(tool.output_limits)
+            context = ToolContext(task, call, buffer, task.settings.progress.output_interval)
+            task.flush_before_stop(context._flush)
+            started = task.now()
+            try:
+                raw = await _execute(task, tool, self.arguments, context)
+                result = _as_result(raw, tool, buffer)
+                code: ErrorCode | None = "tool_error" if result.is_error else None
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                if not task._active:
+                    raise
+                result = error_result(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+                if buffer.text:
+                    result = ToolResult([*_content(result), TextBlock(f"Output before the error:\n{buffer.text}")], is_error=True)
+                code = "tool_error"
+            finally:
+                await context._quiet()
+            result = await _after_tool(task, agent, self.arguments, result)
+            await finish(task, result, code, context=context, started=started)
+
+    @classmethod
+    async def abort(cls, task: TaskRun[ToolInput, ToolOutcome]) -> None:
+        live = await task.snapshot(LiveState, task.conversation_id)
+        output = next((item.output for item in live.tools if item.task == task.id), "") if live is not None else ""
+        result = error_result("The call was aborted." + (f"\nOutput so far:\n{output}" if output else ""))
+        agent: Agent = await task.agent()
+        for extension, hooks in agent.hooks(ToolHooks):
+            if hooks.on_abort is not None:
+                info = CallInfo(task.input.call_id, task.input.name, task.input.arguments, task.input.parent)
+                try:
+                    changed = await call_hook(hooks.on_abort, info, result, hook_context(task))
+                    result = changed if isinstance(changed, ToolResult) else result
+                except Exception as error:
+                    task._session._report(
+                        "extension_error", error, task=task.record, extension=extension, callback="on_abort"
+                    )
+        async with task.commit() as tx:
+            await _stage_result(tx, task.record, task.input, result, "aborted")
+            tx.aborted()
+
+    @classmethod
+    async def settle(cls, tx: TaskTx, record: TaskRecord) -> None:
+        """A call that faulted, was orphaned, or was cut off too often still gives the model its one result."""
+        outcome = outcome_of_task(record)
+        output = ""
+        live = await tx.doc(LiveState, record.conversation_id)
+        for item in live.tools:
+            if item.task == record.id:
+                output = item.output
+        if outcome is not None and outcome.status == "faulted":
+            detail = outcome.error.detail
+            cut_off = isinstance(detail, dict) and detail.get("reason") == "restart_limit"
+            text = _interrupted_text(output) if cut_off else f"The call failed: {outcome.error.message}"
+            code: ErrorCode = "interrupted" if cut_off else "tool_error"
+        else:
+            text, code = "The call was aborted; its code is not installed here.", "aborted"
+        await _stage_result(tx, record, ToolInput.model_validate(record.input), error_result(text), code)
+
+
+async def _execute(task: TaskRun[Any, Any], tool: Tool, arguments: dict[str, JsonValue], context: ToolContext) -> Any:
+    given = [tool.load(arguments)]
+    parameters = inspect.signature(tool.execute).parameters
+    if len(parameters) > 1 or "ctx" in parameters:
+        given = [context] if list(parameters) == ["ctx"] else [*given, context]
+    if not parameters:
+        given = []
+    if tool.in_kernel:
+        run_in_kernel = task._session.run_in_kernel  # type: ignore[attr-defined]
+        if run_in_kernel is None:
+            raise DurableError(f"the tool {tool.name} runs on a kernel's main thread, and this process has no kernel")
+        return await run_in_kernel(tool.execute, *given)
+    if inspect.iscoroutinefunction(tool.execute):
+        return await tool.execute(*given)
+    result = await task.in_thread(tool.execute, *given)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _as_result(raw: Any, tool: Tool, buffer: OutputBuffer) -> ToolResult:
+    """A result from whatever a tool returned; the output when it returned nothing."""
+    if isinstance(raw, ToolResult):
+        result = raw
+    elif raw is None:
+        result = ToolResult()
+    elif isinstance(raw, str):
+        result = ToolResult(raw)
+    elif tool.structured is not None:
+        result = ToolResult(structured=raw)
+    elif isinstance(raw, list) and raw and all(getattr(item, "type", None) in ("text", "image") for item in raw):
+        result = ToolResult(raw)
+    else:
+        try:
+            result = ToolResult(to_json(to_jsonable_python(raw)).decode())
+        except PydanticSerializationError as error:
+            raise TypeError(f"the tool {tool.name} returned a {type(raw).__name__}, which is not JSON") from error
+    if result.structured is not None or (tool.structured is not None and not result.is_error):
+        structured = tool.check_structured(result.structured)
+        result = replace(result, structured=structured)
+        if result.content is None:
+            result = replace(result, content=to_json(structured).decode())
+    if result.content is None:
+        result = replace(result, content=buffer.text)
+    return result
+
+
+def error_result(text: str) -> ToolResult:
+    """A result that tells the model what went wrong."""
+    return ToolResult(clean(text), is_error=True)
+
+
+def _content(result: ToolResult) -> list[ContentBlock]:
+    if result.content is None:
+        return []
+    if isinstance(result.content, str):
+        return [TextBlock(clean(result.content))] if result.content else []
+    return [TextBlock(clean(block.text)) if block.type == "text" else block for block in result.content]
+
+
+def _interrupted_text(output: str) -> str:
+    text = "The call was interrupted: the process stopped while it ran, and it is not known how far it got."
+    return f"{text}\nOutput so far:\n{output}" if output else text
+
+
+async def _interrupted(task: TaskRun[Any, Any]) -> ToolResult:
+    live = await task.snapshot(LiveState, task.conversation_id)
+    output = next((item.output for item in live.tools if item.task == task.id), "") if live is not None else ""
+    return error_result(_interrupted_text(output))
+
+
+async def _start_from_empty(task: TaskRun[Any, Any]) -> None:
+    async with task.commit() as tx:
+        live = await tx.doc(LiveState, task.conversation_id)
+        update_tool(
+            live, task.id, output="", dropped_chars=0, dropped_lines=0, details=None, diagnostics=(), started_at=task.now()
+        )
+
+
+async def _after_tool(
+    task: TaskRun[ToolInput, ToolOutcome], agent: Agent, arguments: dict[str, JsonValue], result: ToolResult
+) -> ToolResult:
+    for extension, hooks in agent.hooks(ToolHooks):
+        if hooks.after_tool is None:
+            continue
+        info = CallInfo(task.input.call_id, task.input.name, arguments, task.input.parent)
+        try:
+            changed = await call_hook(hooks.after_tool, info, result, hook_context(task))
+        except Exception as error:
+            task._session._report(
+                "extension_error", error, task=task.record, extension=extension, callback="after_tool"
+            )
+            continue
+        if changed is not None:
+            result = changed if isinstance(changed, ToolResult) else ToolResult(changed)
+    return result
+
+
+async def finish(
+    task: TaskRun[ToolInput, ToolOutcome],
+    result: ToolResult,
+    code: ErrorCode | None = None,
+    *,
+    context: ToolContext | None = None,
+    started: float | None = None,
+) -> None:
+    """Commit the result and complete the task."""
+    diagnostics = list(result.diagnostics)
+    details = result.details
+    if context is not None:
+        diagnostics = [*context._diagnostics, *diagnostics]
+        details = context._details if details is None else details
+        buffer = context._buffer
+        if buffer.truncated:
+            what = f"{buffer.dropped_lines} lines, {buffer.dropped_chars} characters"
+            kept = "beginning" if buffer.limits.keep == "head" else "end"
+            text = f"The output was cut to its {kept}: {what} were dropped."
+            diagnostics.append(Diagnostic(text, "warn", "truncated"))
+    result = replace(result, details=details, diagnostics=tuple(diagnostics))
+    duration = None if started is None else max(0.0, task.now() - started)
+    async with task.commit() as tx:
+        outcome = await _stage_result(tx, task.record, task.input, result, code, duration, context)
+        tx.complete(outcome)
+
+
+async def _stage_result(
+    tx: Tx,
+    record: TaskRecord,
+    call: ToolInput,
+    result: ToolResult,
+    code: ErrorCode | None,
+    duration: float | None = None,
+    context: ToolContext | None = None,
+) -> ToolOutcome:
+    """Stage the one result of a call: an entry for the model's, the outcome alone for a nested one."""
+    content, limited = _bounded(_content(result))
+    diagnostics = tuple(result.diagnostics)
+    if limited:
+        diagnostics = (*diagnostics, Diagnostic("The result was too long and was cut.", "warn", "truncated"))
+    if diagnostics:
+        lines = "\n".join(f"[{item.severity}] {item.message}" for item in diagnostics)
+        content = [*content, TextBlock(f"<diagnostics>\n{lines}\n</diagnostics>")]
+    details = None if result.details is None else check_json(result.details, "the details")
+    control = result.control
+    stored_control = (
+        Control(add_tools=tuple(control.add_tools), terminate=control.terminate, handoff=control.handoff)
+        if isinstance(control, ToolControl)
+        else None
+    )
+    live = await tx.doc(LiveState, record.conversation_id)
+    common: dict[str, Any] = {
+        "is_error": result.is_error,
+        "code": code,
+        "structured": result.structured,
+        "details": details,
+        "diagnostics": diagnostics,
+        "control": stored_control,
+    }
+    if result.usage is not None:
+        await _count(tx, record, call.name, result.usage)
+    if call.parent is not None:
+        live.nested_tools = tuple(item for item in live.nested_tools if item.task != record.id)
+        return ToolOutcome(content=content, **common)
+    message = ToolResultMessage(
+        content=content,
+        call_id=call.call_id,
+        tool_name=call.name,
+        is_error=result.is_error,
+        details=details,
+        usage=result.usage,
+        duration=duration,
+        timestamp=tx._session.clock(),
+    )
+    data: dict[str, JsonValue] = {"diagnostics": [item.to_data() for item in diagnostics]}
+    if code is not None:
+        data["code"] = code
+    entry = tx._append("pi.tool-result", record.conversation_id, [message], data)
+    changes: dict[str, Any] = {"status": "done", "entry": entry.id, "details": details, "diagnostics": diagnostics}
+    if context is not None:
+        buffer = context._buffer
+        changes |= {
+            "output": buffer.text,
+            "dropped_chars": buffer.dropped_chars,
+            "dropped_lines": buffer.dropped_lines,
+        }
+    update_tool(live, record.id, **changes)
+    return ToolOutcome(entry=entry.id, **common)
+
+
+def _bounded(content: Sequence[ContentBlock]) -> tuple[list[ContentBlock], bool]:
+    """Text blocks within the output limits, so that a huge result cannot fill the model's context."""
+    limited = False
+    kept: list[ContentBlock] = []
+    for block in content:
+        if block.type == "text":
+            buffer = OutputBuffer(OutputLimits(keep="head"))
+            buffer.append(block.text)
+            if buffer.truncated:
+                limited = True
+                block = TextBlock(buffer.text)
+        kept.append(block)
+    return kept, limited
+
+
+async def _count(tx: Tx, record: TaskRecord, name: str, usage: Usage) -> None:
+    counted = await tx.doc(UsageState, record.conversation_id)
+    counted.tools[name] = counted.tools.get(name, Usage()) + usage
+
+
+def _update_nested(live: LiveState, task: int, status: Literal["pending", "running", "done"]) -> None:
+    if any(item.task == task for item in live.nested_tools):
+        live.nested_tools = tuple(
+            item.replaced(status=status) if item.task == task else item for item in live.nested_tools
+        )
+
+
+async def call_nested(
+    run: TaskRun[Any, Any], caller: ToolInput, name: str, arguments: dict[str, JsonValue], key: str
+) -> ToolOutcome:
+    """Call a tool from a tool: found again by its key when the caller runs again, else made and waited for."""
+    agent: Agent = await run.agent()
+    tool = agent.tools.get(name)
+    if tool is not None and tool.callers == "model":
+        raise DurableError(f"the tool {name} is for the model only")
+    memo = f"nested:{key}"
+    known = run.record.memos.get(memo)
+    if not isinstance(known, int):
+        async with run.commit() as tx:
+            record = await tx._own_record()
+            known = record.memos.get(memo)
+            if not isinstance(known, int):
+                call_id = f"{caller.call_id}/{key}"
+                input = ToolInput(call_id=call_id, name=name, arguments=arguments, parent=run.id, key=key)
+                known = await tx.create_task(ToolTask, input, owner=run.id)
+                tx._memos[memo] = known
+                live = await tx.doc(LiveState, run.conversation_id)
+                nested = NestedTool(parent=run.id, key=key, name=name, task=TaskId(known))
+                live.nested_tools = (*live.nested_tools, nested)
+    ended = await run.wait_for_task(TaskId(known))
+    outcome = outcome_of_task(ended)
+    if outcome is not None and outcome.status == "completed":
+        return ToolOutcome.model_validate(outcome.result)
+    text = "The nested call was aborted." if outcome is None or outcome.status == "aborted" else "The nested call failed."
+    return ToolOutcome(content=[TextBlock(text)], is_error=True, code="tool_error")
+
+
+__all__ = ["ToolInput", "ToolOutcome", "ToolTask", "call_nested", "error_result"]

@@ -1,0 +1,221 @@
+"""What the model reads: the entries in range and the messages derived from them (engine.md, section 5).
+
+A *context* is kept in memory for each conversation in use and extended by each commit; it never rereads its history.
+The messages before the last unanswered tool call never change again until a head or an edit arrives, so they are
+derived once (the *settled* part) and only the rest is derived at each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..messages import AssistantMessage, Message, TextBlock, ToolDeclaration, ToolResultMessage
+from ..records import Entry
+
+LEFT_OUT = ("aborted", "error", "deferred")
+"""Stop reasons of assistant messages that stay out of what the model reads."""
+
+MISSING_RESULT = "The call was interrupted before it gave a result."
+
+
+@dataclass(frozen=True)
+class ContextView:
+    """What a request reads: the entry that set the head, every entry in range, and the messages for the model."""
+
+    head: Entry | None
+    entries: tuple[Entry, ...]
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDeclaration, ...] = ()
+
+
+@dataclass(slots=True)
+class Shown:
+    """The prompt as the transcript tells it: section texts and tool declarations since the head.
+
+    ``baseline`` says that a head came and no system message after it: the next one restates everything.
+    """
+
+    head: Entry | None = None
+    sections: dict[str, str] = field(default_factory=dict)
+    tools: dict[str, ToolDeclaration] = field(default_factory=dict)
+    baseline: bool = False
+
+    def __post_init__(self) -> None:
+        self.baseline = self.head is not None
+
+    def extend(self, entry: Entry) -> None:
+        if self.head is not None and entry.id <= self.head.id:
+            return
+        for message in entry.messages:
+            if message.role == "system":
+                self.baseline = False
+                for key, text in message.sections.items():
+                    if text is None:
+                        self.sections.pop(key, None)
+                    else:
+                        self.sections[key] = text
+                for name in message.tools_removed:
+                    self.tools.pop(name, None)
+                for tool in message.tools_added:
+                    self.tools[tool.name] = tool
+
+
+def derive(head: Entry | None, entries: Sequence[Entry]) -> tuple[Message, ...]:
+    """The messages of the entries in range, by the five rules of engine.md, section 5."""
+    return tuple(_lead(_order(_edited(head, entries)), _baseline(head, entries)))
+
+
+def _baseline(head: Entry | None, entries: Sequence[Entry]) -> Message | None:
+    """The first system message that was written after the head."""
+    if head is not None:
+        for entry in entries:
+            if entry.id > head.id:
+                for message in entry.messages:
+                    if message.role == "system":
+                        return message
+    return None
+
+
+def _edited(head: Entry | None, entries: Sequence[Entry]) -> list[Message]:
+    """Rules 1, 2 and 4: edits applied, entries that carry a head left out, unfinished answers left out."""
+    edits = {edit.target: edit for entry in entries for edit in entry.edits}
+    if head is not None:
+        edits = {edit.target: edit for edit in head.edits} | edits
+    chosen: list[Entry] = [] if head is None else [head]
+    chosen.extend(entry for entry in entries if entry.head is None)
+    messages: list[Message] = []
+    for entry in chosen:
+        edit = edits.get(entry.id)
+        if edit is None:
+            messages.extend(entry.messages)
+        elif edit.action == "replace":
+            messages.extend(edit.messages)
+    return [message for message in messages if message.role != "assistant" or message.stop_reason not in LEFT_OUT]
+
+
+def _order(messages: Iterable[Message]) -> list[Message]:
+    """Rule 3: results follow their call directly, in call order; missing ones are made up, stray ones dropped."""
+    ordered: list[Message] = []
+    waiting: AssistantMessage | None = None
+    results: dict[str, ToolResultMessage] = {}
+    between: list[Message] = []
+
+    def flush() -> None:
+        nonlocal waiting
+        if waiting is not None:
+            for call in waiting.tool_calls:
+                found = results.get(call.id)
+                ordered.append(
+                    found
+                    or ToolResultMessage(
+                        content=[TextBlock(MISSING_RESULT)], call_id=call.id, tool_name=call.name, is_error=True
+                    )
+                )
+            ordered.extend(between)
+            waiting = None
+            results.clear()
+            between.clear()
+
+    for message in messages:
+        if message.role == "assistant":
+            flush()
+            ordered.append(message)
+            if message.tool_calls:
+                waiting = message
+        elif message.role == "tool_result":
+            if waiting is not None and any(call.id == message.call_id for call in waiting.tool_calls):
+                results.setdefault(message.call_id, message)
+        elif waiting is not None:
+            between.append(message)
+        else:
+            ordered.append(message)
+    flush()
+    return ordered
+
+
+def _lead(messages: list[Message], baseline: Message | None) -> list[Message]:
+    """Rule 5: the first system message leads when only user messages precede it, or as the baseline after a head."""
+    for index, message in enumerate(messages):
+        if message.role == "system":
+            if index and (message is baseline or all(earlier.role == "user" for earlier in messages[:index])):
+                return [message, *messages[:index], *messages[index + 1 :]]
+            return messages
+    return messages
+
+
+class ConversationContext:
+    """The context of one conversation, extended entry by entry."""
+
+    def __init__(self, head: Entry | None, entries: list[Entry]) -> None:
+        self.head = head
+        self.entries = entries
+        self._settled: list[Message] = []
+        self._settled_entries = 0
+        self._view: ContextView | None = None
+        self._shown = Shown(head)
+        for entry in entries:
+            self._shown.extend(entry)
+
+    @property
+    def last_id(self) -> int:
+        return self.entries[-1].id if self.entries else 0
+
+    def extend(self, entry: Entry) -> bool:
+        """Take a new entry in. ``False`` when its head lies outside what is loaded: the context must be read anew."""
+        if entry.head is not None:
+            if entry.head != entry.id and (not self.entries or entry.head < self.entries[0].id):
+                return False
+            kept = [earlier for earlier in self.entries if earlier.id >= entry.head]
+            self.__init__(entry, [*kept, entry])  # type: ignore[misc]
+            return True
+        self.entries.append(entry)
+        self._shown.extend(entry)
+        if entry.edits:
+            self._settled, self._settled_entries = [], 0
+        self._view = None
+        return True
+
+    @property
+    def shown(self) -> Shown:
+        return self._shown
+
+    def view(self) -> ContextView:
+        """The context as it is now."""
+        if self._view is None:
+            tools = tuple(self._shown.tools.values())
+            self._view = ContextView(self.head, tuple(self.entries), self._messages(), tools)
+        return self._view
+
+    def view_at(self, at: int) -> ContextView:
+        """The context without what came after entry ``at``, which must lie in range and after the head."""
+        if at >= self.last_id:
+            return self.view()
+        return ConversationContext(self.head, [entry for entry in self.entries if entry.id <= at]).view()
+
+    def _messages(self) -> tuple[Message, ...]:
+        rest = self.entries[self._settled_entries :]
+        if self._settled:
+            messages = (*self._settled, *_order(_edited(None, rest)))
+        else:
+            messages = derive(self.head, self.entries)
+        # Once something other than a user message leads (after a head: a system message), the order of what is there
+        # is final; an edit or a head starts over in `extend`.
+        decisive = ("system",) if self.head is not None else ("system", "assistant")
+        edited = not self._settled and any(entry.edits for entry in self.entries)
+        if not edited and _closed(rest) and any(message.role in decisive for message in messages):
+            self._settled = list(messages)
+            self._settled_entries = len(self.entries)
+        return messages
+
+
+def _closed(entries: Sequence[Entry]) -> bool:
+    """Whether every tool call in these entries has its result in them."""
+    open_calls: set[str] = set()
+    for entry in entries:
+        for message in entry.messages:
+            if message.role == "assistant":
+                open_calls = {call.id for call in message.tool_calls}
+            elif message.role == "tool_result":
+                open_calls.discard(message.call_id)
+    return not open_calls

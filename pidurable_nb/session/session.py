@@ -1,0 +1,817 @@
+"""A session: one opened storage and its single line of commits (engine.md, sections 1, 3, 4, 14 and 15).
+
+Words. The *line* is a lock that one commit's body holds at a time. A commit is *sealed* when its body ended well and
+its batch was encoded: from then on it will be stored, and the next body may run on what it decided. It is *settled* when
+storage has it: only then does committed state move, and only then does anything that depends on it reach a caller. A
+*publication* is what a settled commit changed.
+
+Guarantees. Sealing encodes, so a commit that cannot be encoded fails its caller and nothing else. Storage is asked in
+the order of sealing. A storage error ends the session: every commit in flight and every later call gets
+``SessionFailed``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from ..errors import (
+    CommitReentered,
+    DocumentMissing,
+    DurableError,
+    SessionClosed,
+    SessionFailed,
+    StorageRequestError,
+)
+from ..records import (
+    ROOT,
+    ConversationId,
+    ConversationRecord,
+    Entry,
+    EntryId,
+    SubmissionRecord,
+    TaskRecord,
+)
+from ..storage.protocol import BatchItem, Storage
+from .context import ContextView, ConversationContext
+from .documents import Address, Document, DocumentState, address_of, dump, read
+from .mirror import DocumentChange, Mirror, Staged
+from .report import Report, ReportedTask, ReportKind
+from .transaction import Tx
+from .watch import Watch, WatchEnd
+
+T = TypeVar("T")
+D = TypeVar("D", bound=Document)
+X = TypeVar("X", bound=Tx)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """How a session ended: ``closed``, or ``failed`` with the storage's error."""
+
+    reason: Literal["closed", "failed"]
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What one settled commit changed."""
+
+    seq: int
+    at: float
+    conversations: dict[int, ConversationRecord]
+    entries: dict[int, Entry]
+    tasks: dict[int, TaskRecord]
+    submissions: dict[int, SubmissionRecord]
+    documents: dict[Address, DocumentChange]
+
+
+@dataclass(slots=True)
+class _Sealed:
+    """A commit between sealing and settling."""
+
+    staged: Staged
+    at: float
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    seq: int | None = None  # known once storage stored it
+    settled: bool = False
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _OpenCommit:
+    """The commit whose body runs, as the body's own code sees it (engine.md, rule 1.8)."""
+
+    session: Session
+    place: str
+    open: bool = True
+
+
+_open_commit: ContextVar[_OpenCommit | None] = ContextVar("pidurable_nb_open_commit", default=None)
+
+
+class CommitBlock(Generic[X]):
+    """``async with session.commit() as tx``: takes the line, runs the body, seals, waits for storage."""
+
+    __slots__ = ("_make", "_mark", "_place", "_prepare", "_session", "_token", "_tx")
+
+    def __init__(
+        self, session: Session, make: Callable[[], X], place: str, prepare: Callable[[X], Awaitable[None]] | None = None
+    ) -> None:
+        self._session = session
+        self._make = make
+        self._place = place
+        self._prepare = prepare
+
+    async def __aenter__(self) -> X:
+        session = self._session
+        session._check_line()
+        await session._line.acquire()
+        try:
+            session._check_alive()
+            self._tx = self._make()
+        except BaseException:
+            session._line.release()
+            raise
+        self._mark = _OpenCommit(session, self._place)
+        self._token = _open_commit.set(self._mark)
+        return self._tx
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        session, tx = self._session, self._tx
+        sealed: _Sealed | None = None
+        try:
+            if error is None and self._prepare is not None:
+                await self._prepare(tx)  # still inside: rules that look at everything the body staged
+        except BaseException:
+            self._leave()
+            raise
+        try:
+            if error is None:
+                sealed = session._seal(tx)
+        finally:
+            self._leave()
+        if sealed is not None:
+            await session._wait_settled(sealed)
+        elif session._inflight:
+            # What the body read or decided may rest on commits that storage has not settled; nothing escapes before.
+            await session._wait_settled(session._inflight[-1], own=False)
+
+    def _leave(self) -> None:
+        self._mark.open = False
+        try:
+            _open_commit.reset(self._token)
+        except ValueError:  # the block was left in another context than it was entered, as a generator's clean-up does
+            _open_commit.set(None)
+        self._tx._close()
+        self._session._line.release()
+
+
+class Opening(Generic[T]):
+    """A session that is being opened: ``await`` it, or use it in ``async with``, which also closes it."""
+
+    def __init__(self, open: Callable[[], Awaitable[T]]) -> None:
+        self._open = open
+        self._session: Any = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> T:
+        self._session = await self._open()
+        return self._session  # type: ignore[no-any-return]
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+
+def _place(depth: int = 2) -> str:
+    frame = sys._getframe(depth)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class Session:
+    """One opened storage, its commit line, its documents and its watches.
+
+    Made by ``Session.open``; agents live in ``Harness``, which extends it.
+    """
+
+    def __init__(
+        self, storage: Storage, *, clock: Callable[[], float], on_report: Callable[[Report], None] | None
+    ) -> None:
+        self.storage = storage
+        self.clock = clock
+        self.end: SessionEnd | None = None
+        self._on_report = on_report
+        self._loop = asyncio.get_running_loop()
+        self._line = asyncio.Lock()
+        self._sealed = Mirror()
+        self._committed = Mirror()
+        self._inflight: deque[_Sealed] = deque()
+        self._failure: BaseException | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._end_waiters: list[asyncio.Future[None]] = []
+        self._watches: dict[Watch[Any], Callable[[Publication], None]] = {}
+        self._contexts: dict[int, ConversationContext] = {}
+        self._context_loads: dict[int, list[Entry]] = {}
+        self._document_used: dict[Address, float] = {}
+        self._documents_swept = time.monotonic()
+        self._stores: set[asyncio.Task[int]] = set()
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage | str,
+        *,
+        settings: Any = None,
+        clock: Callable[[], float] = time.time,
+        on_report: Callable[[Report], None] | None = None,
+    ) -> Opening[Self]:
+        """Open a storage without agents: ``await`` it, or use it in ``async with``.
+
+        ``storage`` is a ``Storage`` or text as for ``open_storage``. Raises ``SessionInUse`` when it has an owner, and
+        ``StorageError`` when it cannot be read (engine.md, section 16).
+        """
+
+        async def open_session() -> Self:
+            session = cls(await as_storage(storage, clock), clock=clock, on_report=on_report)
+            await session._load()
+            return session
+
+        return Opening(open_session)
+
+    # -- commits -----------------------------------------------------------------------------------------------------
+
+    def commit(self) -> CommitBlock[Tx]:
+        """Take the line for one atomic commit: ``async with session.commit() as tx`` (engine.md, section 3).
+
+        The body must not run effects. Leaving it normally stores everything or nothing and returns when it is stored;
+        an exception rolls back. Raises ``CommitReentered`` inside an open commit of this session, ``SessionClosed``
+        and ``SessionFailed``.
+        """
+        self._check_open()
+        return CommitBlock(self, lambda: Tx(self, None), _place())
+
+    def _commit(
+        self, make: Callable[[], X], place: str = "", prepare: Callable[[X], Awaitable[None]] | None = None
+    ) -> CommitBlock[X]:
+        return CommitBlock(self, make, place or _place(), prepare)
+
+    def _seal(self, tx: Tx) -> _Sealed | None:
+        items = tx._seal()
+        if not items:
+            return None
+        sealed = _Sealed(tx._staged, self.clock())
+        self._sealed.sealed(tx._staged)
+        self._sealed.apply(tx._staged)
+        self._inflight.append(sealed)
+        self._store(sealed, items)
+        return sealed
+
+    def _store(self, sealed: _Sealed, items: list[BatchItem]) -> None:
+        """Ask storage. A task of its own: cancelling the committer must not reach it."""
+
+        async def store() -> int:
+            return await self.storage.commit(items, at=sealed.at)
+
+        def stored(task: asyncio.Task[int]) -> None:
+            self._stores.discard(task)
+            if task.cancelled():  # the event loop is being torn down: as a crash, there is nobody to close for
+                sealed.error = SessionFailed("the event loop ended while a commit was being stored")
+                self._fail(sealed.error, sealed, torn_down=True)
+                return
+            else:
+                sealed.error = task.exception()
+                if sealed.error is None:
+                    sealed.seq = task.result()
+            self._settle()
+
+        task = self._loop.create_task(store())
+        self._stores.add(task)
+        task.add_done_callback(stored)
+
+    def _settle(self) -> None:
+        """Adopt what storage has settled, in the order of sealing."""
+        while self._inflight and self._failure is None:
+            sealed = self._inflight[0]
+            if sealed.error is not None:
+                self._fail(sealed.error, sealed)
+                return
+            if sealed.seq is None:
+                return
+            self._inflight.popleft()
+            self._adopt(sealed)
+
+    def _adopt(self, sealed: _Sealed) -> None:
+        staged = sealed.staged
+        self._committed.apply(staged)
+        self._sealed.settled(staged)
+        publication = Publication(
+            sealed.seq or 0,
+            sealed.at,
+            staged.conversations,
+            staged.entries,
+            staged.tasks,
+            staged.submissions,
+            staged.documents,
+        )
+        try:
+            self._published(publication)
+        except Exception as error:  # a raise in the engine's own listeners fails the session (engine.md, section 15)
+            self._fail(error, sealed)
+            return
+        for watch, deliver in list(self._watches.items()):
+            try:
+                deliver(publication)
+            except Exception as error:
+                watch._finish(WatchEnd("failed", error))
+        sealed.settled = True
+        for waiter in sealed.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait_settled(self, sealed: _Sealed, *, own: bool = True) -> None:
+        """Return when a sealed commit is settled. A cancellation is kept until then (engine.md, section 3)."""
+        cancelled: asyncio.CancelledError | None = None
+        while not sealed.settled and sealed.error is None and self._failure is None:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            sealed.waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        if not sealed.settled:
+            if own and sealed.error is not None:
+                raise sealed.error
+            raise self._failed_error()
+
+    async def _drained(self) -> None:
+        """Wait until storage holds everything that the line has sealed."""
+        if self._inflight:
+            await self._wait_settled(self._inflight[-1], own=False)
+
+    # -- what engine layers above override ---------------------------------------------------------------------------
+
+    def _published(self, publication: Publication) -> None:
+        """The engine's own listener: called for each settled commit, before watches and callers hear of it."""
+        for entry in publication.entries.values():
+            context = self._contexts.get(entry.conversation_id)
+            if context is not None and not context.extend(entry):
+                del self._contexts[entry.conversation_id]
+            loading = self._context_loads.get(entry.conversation_id)
+            if loading is not None:
+                loading.append(entry)
+        self._sweep_documents()
+
+    async def _conversation_created(self, tx: Tx, record: ConversationRecord) -> None:
+        """What a new conversation gets in its creating commit."""
+
+    async def _configure(self, tx: Tx, conversation: int, change: dict[str, Any]) -> None:
+        raise DurableError("a session without agents has nothing to configure: open a Harness")
+
+    async def _stopping(self) -> None:
+        """End everything that runs, before the storage closes."""
+
+    def _failing(self) -> None:
+        """Cancel everything that runs, after a storage error."""
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    async def _read(self, request: Awaitable[T]) -> T:
+        """A storage read. Its error fails the session, except an invalid request's (engine.md, section 15)."""
+        try:
+            return await request
+        except StorageRequestError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    async def _sealed_conversation(self, id: int) -> ConversationRecord | None:
+        found = self._sealed.conversations.get(id)
+        if found is None:
+            found = await self._read(self.storage.conversation(id))
+            if found is not None:
+                self._sealed.put_conversation(found)
+                self._committed.put_conversation(found)
+        return found
+
+    async def _sealed_entry(self, id: int) -> Entry | None:
+        found = self._sealed.in_flight.get(id)
+        if found is not None:
+            return found if isinstance(found, Entry) else None
+        return await self._read(self.storage.entry(id))
+
+    async def _sealed_task(self, id: int) -> TaskRecord | None:
+        found = self._sealed.tasks.get(id) or self._sealed.in_flight.get(id)
+        if found is not None:
+            return found if isinstance(found, TaskRecord) else None
+        return await self._read(self.storage.task(id))
+
+    async def _sealed_submission(self, id: int) -> SubmissionRecord | None:
+        found = self._sealed.submissions.get(id) or self._sealed.in_flight.get(id)
+        if found is not None:
+            return found if isinstance(found, SubmissionRecord) else None
+        return await self._read(self.storage.submission(id))
+
+    async def _sealed_submission_by_request(self, conversation: int, request_id: str) -> SubmissionRecord | None:
+        for record in (*self._sealed.submissions.values(), *self._sealed.in_flight.values()):
+            if (
+                isinstance(record, SubmissionRecord)
+                and record.conversation_id == conversation
+                and record.request_id == request_id
+            ):
+                return record
+        return await self._read(self.storage.submission_by_request(conversation, request_id))
+
+    async def _sealed_document(self, address: Address) -> DocumentState | None:
+        if address not in self._sealed.documents:
+            await self._load_document(address)
+        self._document_used[address] = time.monotonic()
+        return self._sealed.documents[address]
+
+    async def _committed_document(self, address: Address) -> DocumentState | None:
+        if address not in self._committed.documents:
+            await self._load_document(address)
+        self._document_used[address] = time.monotonic()
+        return self._committed.documents[address]
+
+    async def _load_document(self, address: Address) -> None:
+        state: DocumentState | None = None
+        scope = self._scopes(address)
+        for name in scope:
+            record = await self._read(self.storage.find_document(address.kind, name, address.scope_id, address.key))
+            if record is not None:
+                stored = await self._read(self.storage.document(record.id))
+                if stored is not None:
+                    state = DocumentState(stored.record, stored.version, stored.value, stored.deltas)
+                break
+        # A commit that settled while storage was read knows better.
+        for mirror in (self._sealed, self._committed):
+            if address not in mirror.documents:
+                mirror.put_document(address, state)
+
+    @staticmethod
+    def _scopes(address: Address) -> tuple[Literal["session", "conversation", "task"], ...]:
+        return ("session",) if address.scope_id is None else ("conversation", "task")
+
+    def _sweep_documents(self) -> None:
+        """Let documents that nothing used for a while leave memory."""
+        retention = self._document_retention()
+        now = time.monotonic()
+        if self._inflight or now - self._documents_swept < retention / 4:
+            return
+        self._documents_swept = now
+        watched = {getattr(watch, "address", None) for watch in self._watches}
+        for address, used in list(self._document_used.items()):
+            if now - used > retention and address not in watched:
+                del self._document_used[address]
+                self._sealed.documents.pop(address, None)
+                self._committed.documents.pop(address, None)
+
+    def _document_retention(self) -> float:
+        return 600.0
+
+    async def snapshot(self, doc: type[D], scope: int | None = None, *, key: str | None = None) -> D | None:
+        """The committed value of a document, ``None`` when there is none; it never creates (engine.md, section 4).
+
+        ``scope`` is the conversation or the task, ``key`` the member of a family. Raises ``DocumentVersionError``,
+        ``InvalidDocument``, ``CommitReentered``.
+        """
+        self._check_line()
+        self._check_open()
+        state = await self._committed_document(address_of(doc, scope, key))
+        return None if state is None else read(doc, state.version, state.value)
+
+    async def snapshot_as_of(
+        self, doc: type[D], conversation: ConversationId, *, at: EntryId, key: str | None = None
+    ) -> D | None:
+        """The value at the end of the commit that wrote entry ``at``, found through the conversation's ancestry.
+
+        ``None`` when the document did not exist then, or the conversation does not see the entry. Raises
+        ``ValueError`` for a document that keeps no history (engine.md, section 4).
+        """
+        self._check_line()
+        self._check_open()
+        if doc.spec_.history != "rewindable":
+            raise ValueError(f"{doc.__name__} keeps no history: declare history='rewindable'")
+        async with self._commit(lambda: Tx(self, conversation)) as tx:
+            visible = await tx._visible(conversation, at)
+        entry = await self._read(self.storage.entry(at)) if visible else None
+        if entry is None:
+            return None
+        commit = await self._read(self.storage.entry_commit(at))
+        address = address_of(doc, entry.conversation_id, key)
+        if commit is None:
+            return None
+        record = await self._read(
+            self.storage.find_document(address.kind, "conversation", address.scope_id, address.key, at=commit.seq)
+        )
+        stored = None if record is None else await self._read(self.storage.document(record.id, at=commit.seq))
+        return None if stored is None else read(doc, stored.version, stored.value)
+
+    # -- the model's context -----------------------------------------------------------------------------------------
+
+    async def _context(self, conversation: int) -> ConversationContext:
+        """The committed context of a conversation, loaded once and then extended."""
+        while (context := self._contexts.get(conversation)) is None:
+            if conversation in self._context_loads:  # another caller reads it
+                await asyncio.sleep(0)
+                continue
+            later: list[Entry] = []
+            self._context_loads[conversation] = later
+            try:
+                head, entries = await self._read_context(conversation, None)
+            finally:
+                del self._context_loads[conversation]
+            context = ConversationContext(head, entries)
+            last = max(context.last_id, head.id if head is not None else 0)
+            if all(context.extend(entry) for entry in later if entry.id > last):
+                self._contexts[conversation] = context
+        return context
+
+    async def _context_at(self, conversation: int, at: int | None) -> ContextView:
+        context = await self._context(conversation)
+        if at is None:
+            return context.view()
+        in_range = bool(context.entries) and at >= context.entries[0].id
+        if in_range and (context.head is None or at >= context.head.id):
+            return context.view_at(at)
+        head, entries = await self._read_context(conversation, at)
+        return ConversationContext(head, entries).view()
+
+    async def _read_context(self, conversation: int, at: int | None) -> tuple[Entry | None, list[Entry]]:
+        """The newest visible head and the entries from it on: one look-up and one scan per ancestor in range."""
+        segments: list[tuple[int, int | None]] = []
+        current: int | None = conversation
+        limit = at
+        head: Entry | None = None
+        while current is not None:
+            segments.append((current, limit))
+            head = await self._read(self.storage.latest_head(current, max_id=limit))
+            record = await self._sealed_conversation(current)
+            if head is not None or record is None or record.parent is None:
+                break
+            limit = record.parent.at if limit is None else min(limit, record.parent.at)
+            current = record.parent.conversation
+        first = head.head if head is not None else None
+        # The head may point before its own segment: the earlier entries lie in ancestors.
+        while current is not None and first is not None:
+            record = await self._sealed_conversation(current)
+            oldest = await self._read(self.storage.scan_entries(conversation=current, limit=1))
+            if record is None or record.parent is None or (oldest.items and oldest.items[0].id <= first):
+                break
+            limit = record.parent.at if limit is None else min(limit, record.parent.at)
+            current = record.parent.conversation
+            segments.append((current, limit))
+        entries: list[Entry] = []
+        for segment, until in reversed(segments):
+            cursor: int | None = None
+            while True:
+                page = await self._read(
+                    self.storage.scan_entries(
+                        conversation=segment, min_id=first, max_id=until, limit=5000, cursor=cursor
+                    )
+                )
+                entries.extend(page.items)
+                if page.next is None:
+                    break
+                cursor = page.next
+        return head, entries
+
+    # -- watches -----------------------------------------------------------------------------------------------------
+
+    def watch_doc(self, doc: type[D], scope: int | None = None, *, key: str | None = None) -> Watch[D | None]:
+        """Follow a document. Entering raises ``DocumentMissing`` when it does not exist; the watch ends ``retired``
+        when it is retired, with a last value of ``None`` (engine.md, sections 4 and 14)."""
+        self._check_open()
+        address = address_of(doc, scope, key)
+
+        async def attach(watch: Watch[D | None]) -> D | None:
+            state = await self._committed_document(address)
+            if state is None:
+                raise DocumentMissing(
+                    f"there is no document {address.kind} here to watch: create it with tx.doc() in a commit first"
+                )
+
+            def deliver(publication: Publication) -> None:
+                change = publication.documents.get(address)
+                if change is None:
+                    return
+                if change.after is None:
+                    watch._push(None, change.ops)
+                    watch._finish(WatchEnd("retired"))
+                else:
+                    watch._push(read(doc, change.after.version, change.after.value), change.ops)
+
+            watch.address = address  # type: ignore[attr-defined]
+            self._follow(watch, deliver)
+            return read(doc, state.version, state.value)
+
+        return Watch(attach, self._unfollow, lambda value: None if value is None else dump(value))
+
+    def watch_commits(self) -> Watch[Publication]:
+        """Follow publications; ``value`` is at first an empty one with the newest settled sequence."""
+        self._check_open()
+
+        def attach(watch: Watch[Publication]) -> Publication:
+            self._follow(watch, lambda publication: watch._push(publication, []))
+            return Publication(self.storage.last_seq, self.clock(), {}, {}, {}, {}, {})
+
+        return Watch(attach, self._unfollow, lambda value: value.seq)
+
+    def _follow(self, watch: Watch[Any], deliver: Callable[[Publication], None]) -> None:
+        self._check_open()
+        self._watches[watch] = deliver
+
+    def _unfollow(self, watch: Watch[Any]) -> None:
+        self._watches.pop(watch, None)
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    def _report(
+        self,
+        kind: ReportKind,
+        error: BaseException | None = None,
+        *,
+        task: TaskRecord | None = None,
+        extension: str | None = None,
+        conversation: int | None = None,
+        reason: str | None = None,
+        callback: str | None = None,
+    ) -> None:
+        """Tell the host. A callback that raises is dropped: there is nobody left to tell."""
+        if self._on_report is None:
+            return
+        about = None if task is None else ReportedTask(task.id, task.kind, task.conversation_id)
+        if conversation is None and task is not None:
+            conversation = task.conversation_id
+        report = Report(kind, error, about, extension, conversation, reason, callback)
+        try:
+            self._on_report(report)
+        except Exception as raised:
+            self._on_report = None
+            self._loop.call_exception_handler(
+                {"message": "on_report raised and is not called again", "exception": raised}
+            )
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _check_line(self) -> None:
+        """Refuse what would queue on the line from inside an open commit of this session (engine.md, rule 1.8)."""
+        current = _open_commit.get()
+        if current is not None and current.open and current.session is self:
+            raise CommitReentered(
+                f"this would wait for the commit that it is part of, opened at {current.place}: "
+                "use the transaction's own methods inside the block, or call this after it"
+            )
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failed_error()
+        if self.end is not None:
+            raise SessionClosed(f"the session on {self.storage.name} is closed: open it again to go on")
+
+    def _check_open(self) -> None:
+        self._check_alive()
+        if self._closing is not None:
+            raise SessionClosed(f"the session on {self.storage.name} is closing: open it again to go on")
+
+    def _failed_error(self) -> SessionFailed:
+        error = SessionFailed(
+            f"the session on {self.storage.name} ended because its storage failed ({self._failure}): "
+            "open it again to recover"
+        )
+        error.__cause__ = self._failure
+        return error
+
+    def _fail(self, error: BaseException, first: _Sealed | None = None, *, torn_down: bool = False) -> None:
+        """End the session because storage failed; reopening recovers (engine.md, section 15)."""
+        if self._failure is not None or self.end is not None:
+            return
+        self._failure = error
+        if first is not None:
+            first.error = error
+        for sealed in self._inflight:
+            for waiter in sealed.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        self._failing()
+        for watch in list(self._watches):
+            watch._finish(WatchEnd("failed", error))
+        self._report("session_failed", error)
+        if torn_down:
+            self._ended(SessionEnd("failed", error))
+        else:
+            self._closing = self._loop.create_task(self._finish_failed(error))
+
+    async def _finish_failed(self, error: BaseException) -> None:
+        try:
+            await self._stopping()
+            await asyncio.wait_for(self.storage.close(ended="failed"), 10)
+        except (Exception, asyncio.CancelledError) as closing:  # the first error is the one that counts
+            self._report("session_failed", closing, reason="close")
+        self._ended(SessionEnd("failed", error))
+
+    def _ended(self, end: SessionEnd) -> None:
+        self.end = end
+        for waiter in self._end_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._end_waiters.clear()
+
+    async def close(self) -> None:
+        """Stop what runs, keep what was committed, release the storage. Closing twice is allowed.
+
+        Tasks that it stops go on at the next opening. Raises ``CommitReentered`` inside an open commit.
+        """
+        self._check_line()
+        if self._closing is None and self.end is None:
+            self._closing = self._loop.create_task(self._finish_closed())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _finish_closed(self) -> None:
+        await self._stopping()
+        if self._failure is not None:
+            return
+        async with self._line:  # commits that were admitted before have left it
+            pass
+        await self._drained()
+        for watch in list(self._watches):
+            watch._finish(WatchEnd("closed"))
+        try:
+            await self.storage.close()
+        except Exception as error:
+            self._failure = error
+            self._ended(SessionEnd("failed", error))
+            raise
+        self._ended(SessionEnd("closed"))
+
+    async def wait_closed(self) -> SessionEnd:
+        """Wait until the session has ended, and say how."""
+        while self.end is None:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._end_waiters.append(waiter)
+            await waiter
+        return self.end
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        """Read what is live into both mirrors."""
+        mirror = self._sealed
+        storage = self.storage
+        conversations: set[int] = {ROOT}
+        live: list[TaskRecord] = []
+        cursor: int | None = None
+        while True:
+            tasks = await storage.scan_tasks(
+                status=("pending", "running", "waiting", "sleeping", "completing"), limit=5000, cursor=cursor
+            )
+            live.extend(tasks.items)
+            cursor = tasks.next
+            if cursor is None:
+                break
+        conversations.update(task.conversation_id for task in live)
+        for id in conversations:
+            record = await storage.conversation(id)
+            if record is not None:
+                mirror.put_conversation(record)
+            cursor = None
+            while True:
+                owned = await storage.scan_conversations(owner_conversation=id, limit=5000, cursor=cursor)
+                for record in owned.items:
+                    mirror.put_conversation(record)
+                cursor = owned.next
+                if cursor is None:
+                    break
+        staged = Staged(tasks={task.id: task for task in live})
+        cursor = None
+        while True:
+            submissions = await storage.scan_submissions(status=("queued", "placed"), limit=5000, cursor=cursor)
+            staged.submissions.update((record.id, record) for record in submissions.items)
+            cursor = submissions.next
+            if cursor is None:
+                break
+        mirror.apply(staged)
+        cursor = None
+        while True:
+            documents = await storage.scan_documents(scope="task", limit=5000, cursor=cursor)
+            for document in documents.items:
+                mirror.task_documents[document.scope_id or 0].add(
+                    Address(document.kind, document.scope_id, document.key)
+                )
+            cursor = documents.next
+            if cursor is None:
+                break
+        self._committed.load(mirror)
+
+    def _mint(self) -> int:
+        id = self.storage.mint_id()
+        return id if id != ROOT else self.storage.mint_id()  # the root conversation's id is its own
+
+
+async def as_storage(storage: Any, clock: Callable[[], float]) -> Storage:
+    """A storage from what ``open`` takes: an object that is one already, or text."""
+    if hasattr(storage, "scan_entries"):
+        return storage  # type: ignore[no-any-return]
+    from ..storage import open_storage
+
+    return await open_storage(storage, clock=clock)
+
+

@@ -1,0 +1,486 @@
+"""The scheduler's decisions: events in, instructions out, nothing else (engine.md, sections 7 and 8).
+
+The core knows the committed records of live tasks and which of them this process runs. *Events* (methods whose names are
+past participles) tell it what happened; ``decide`` returns the *instructions* that follow. It performs no input or
+output, keeps no clock, and calls no user code, so everything it does can be driven and checked by a test.
+
+Words. A task is *cancelled* when it or something above it is abort-marked or ended otherwise than completed: no run
+phase of it may start. It is *drained* when nothing of its ordinary owned work is live. It is *ready* when an invocation
+could start, and *blocked* when its definition cannot take it.
+
+Every decision about a task is made in one place, ``_assess``, from its record and a handful of flags; events only say
+whose turn it is to be assessed again. Each step costs what it touches, so many tasks stay linear.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from ..records import TaskRecord, Waiting, outcome_of_task
+
+BlockedReason: TypeAlias = Literal["missing_task", "task_too_old", "migration_failed"]
+Mode: TypeAlias = Literal["run", "abort"]
+
+RESERVE_AT_ONCE = 64
+"""How many ready tasks one commit reserves."""
+
+STORY_EVENTS = 20_000
+"""How many events of this process are kept for stories."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A live task, as the core sees it."""
+
+    record: TaskRecord
+    owner: int | None
+    children: set[int] = field(default_factory=set)
+    invocation: Mode | None = None
+    cancelled: bool = False
+    unsettled: set[int] = field(default_factory=set)  # what a waiting task still waits for
+    alarm: float | None = None  # its newest entry among the sleepers
+    blocked: BlockedReason | None = None
+    migrates: bool = False
+
+
+# -- instructions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Commit abort marks: a cascade, a fail-fast wait, or tasks abandoned by a restart."""
+
+    tasks: tuple[int, ...]
+    reason: Literal["restart"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finalise:
+    """Commit the held outcomes of completing tasks that have drained."""
+
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """End abort-marked tasks whose code is missing; each with the reason for which it was blocked."""
+
+    tasks: tuple[tuple[int, BlockedReason], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Commit tasks to running and start their invocations."""
+
+    tasks: tuple[tuple[int, Mode], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a running invocation whose task was abort-marked."""
+
+    task: int
+
+
+Instruction: TypeAlias = Mark | Finalise | Orphan | Reserve | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a definition can take a task: ``blocked`` says why not, ``migrates`` that it is of an older version."""
+
+    blocked: BlockedReason | None = None
+    migrates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEvent:
+    """One thing that happened to a task in this process."""
+
+    at: float
+    task: int
+    what: str
+
+
+class SchedulerCore:
+    """``readiness`` answers for a record from the registry as it is now; ``owner_of`` names the task whose ordinary work
+    a task is (see ``Mirror``)."""
+
+    def __init__(
+        self, readiness: Callable[[TaskRecord], Readiness], owner_of: Callable[[TaskRecord], int | None]
+    ) -> None:
+        self._readiness = readiness
+        self._owner_of = owner_of
+        self.nodes: dict[int, Node] = {}
+        self.resumed = False
+        self.closing = False
+        self._waiters: dict[int, set[int]] = {}
+        self._ready: deque[int] = deque()
+        self._sleepers: list[tuple[float, int]] = []
+        self._to_mark: dict[int, Literal["restart"] | None] = {}
+        self._to_finalise: dict[int, None] = {}
+        self._to_orphan: dict[int, BlockedReason] = {}
+        self._to_cancel: dict[int, None] = {}
+        self._dirty: dict[int, None] = {}
+        self._blocked: set[int] = set()
+        self._queued: set[int] = set()  # in the ready queue, or reserved and not yet started
+        self._marking: set[int] = set()  # an abort mark was asked for and has not landed
+        self._ending: set[int] = set()  # asked to be finalised or orphaned
+        self._running = 0
+        self._from_earlier_life: set[int] = set()
+        self.events: deque[StoryEvent] = deque(maxlen=STORY_EVENTS)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def loaded(self, records: Iterable[TaskRecord]) -> None:
+        """An opening found these live tasks; they belong to earlier lives."""
+        found = list(records)
+        self._from_earlier_life.update(record.id for record in found if record.abandon_on_restart)
+        self.committed(found, 0.0)
+
+    def committed(self, records: Iterable[TaskRecord], at: float) -> None:
+        """A settled commit changed these records."""
+        for record in records:
+            node = self.nodes.get(record.id)
+            if record.terminal:
+                if node is not None:
+                    self._ended(node, record, at)
+                continue
+            replaced = False
+            if node is None:
+                node = self._added(record)
+                self._note(at, record.id, f"created as {record.state.status}")
+            else:
+                if node.record.state != record.state:
+                    self._note(at, record.id, _describe(record))
+                if record.abort_requested and not node.record.abort_requested:
+                    self._note(at, record.id, f"abort mark{f' ({record.abort_reason})' if record.abort_reason else ''}")
+                if record.abort_requested:
+                    self._marking.discard(record.id)
+                replaced = node.record.abort_reason is not None and record.abort_reason is None
+                self._unwait(node)
+                node.record = record
+            self._wait(node)
+            outcome = outcome_of_task(record)
+            if record.abort_requested or (outcome is not None and outcome.status != "completed"):
+                self._cancel_below(node, mark_self=False, replace=replaced)
+            self._touch(record.id)
+
+    def started(self, task: int, mode: Mode, at: float) -> None:
+        """An invocation of a reserved task began."""
+        node = self.nodes[task]
+        self._queued.discard(task)
+        node.invocation = mode
+        self._running += 1
+        self._note(at, task, f"{mode} invocation began")
+        self._touch(task)
+
+    def stopped(self, task: int, at: float, why: str) -> None:
+        """The invocation of a task ended; its record says how it left it."""
+        node = self.nodes.get(task)
+        self._note(at, task, why)
+        if node is not None and node.invocation is not None:
+            self._running -= 1
+            node.invocation = None
+            self._touch(task)
+
+    def passed_over(self, task: int, blocked: BlockedReason | None = None) -> None:
+        """A reserve did not start a task: its record had changed, or its migration failed."""
+        node = self.nodes.get(task)
+        self._queued.discard(task)
+        if node is not None:
+            if blocked is not None:
+                self._block(node, blocked)
+            else:
+                self._touch(task)
+
+    def registry_changed(self) -> None:
+        """Definitions may have come, gone or changed: whatever is blocked or ready is considered again."""
+        self._ending.difference_update(self._to_orphan)
+        self._to_orphan.clear()
+        for task in self.nodes:
+            self._touch(task)
+
+    def resume(self) -> None:
+        """Scheduling starts; tasks that earlier lives awaited only in memory are given up first."""
+        if not self.resumed:
+            self.resumed = True
+            for task in sorted(self._from_earlier_life):
+                node = self.nodes.get(task)
+                if node is not None and not node.record.abort_requested:
+                    self._cancel_below(node, mark_self=True, reason="restart")
+            self._from_earlier_life.clear()
+            for task in self.nodes:
+                self._touch(task)
+
+    def close(self) -> None:
+        """Nothing new starts from now on."""
+        self.closing = True
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[Instruction]:
+        """What is to be done now, in this order: marks, ends, cancellations, starts."""
+        while self._sleepers and self._sleepers[0][0] <= now:
+            self._touch(heapq.heappop(self._sleepers)[1])
+        self._assess_dirty(now)
+        instructions: list[Instruction] = []
+        if self.closing:
+            return instructions
+        for reason in ("restart", None):
+            marks = tuple(task for task, why in self._to_mark.items() if why == reason)
+            if marks:
+                instructions.append(Mark(marks, "restart" if reason else None))
+        self._to_mark.clear()
+        if self._to_finalise:
+            instructions.append(Finalise(tuple(self._to_finalise)))
+            self._to_finalise.clear()
+        if self._to_cancel:
+            instructions.extend(Cancel(task) for task in self._to_cancel)
+            self._to_cancel.clear()
+        if self.resumed:
+            if self._to_orphan:
+                instructions.append(Orphan(tuple(self._to_orphan.items())))
+                self._to_orphan.clear()
+            reserve: list[tuple[int, Mode]] = []
+            while self._ready and len(reserve) < RESERVE_AT_ONCE:
+                task = self._ready.popleft()
+                node = self.nodes.get(task)
+                mode = self._may_start(node, now) if node is not None else None
+                if mode is None:
+                    self._queued.discard(task)
+                else:
+                    reserve.append((task, mode))
+            if reserve:
+                instructions.append(Reserve(tuple(reserve)))
+        return instructions
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether ``decide`` has more to say without a new event (only a full reserve leaves something)."""
+        return bool(self.resumed and not self.closing and self._ready)
+
+    def active(self, now: float) -> bool:
+        """Whether a task can run or runs now (engine.md, section 8)."""
+        self._assess_dirty(now)
+        due = bool(self._sleepers) and self._sleepers[0][0] <= now
+        return due or bool(
+            self._running or self._queued or self._to_mark or self._to_finalise or self._to_orphan or self._marking
+        )
+
+    def next_wake(self) -> float | None:
+        """The earliest instant at which a sleep is due."""
+        while self._sleepers:
+            until, task = self._sleepers[0]
+            node = self.nodes.get(task)
+            state = node.record.state if node is not None else None
+            if node is not None and state is not None and state.status == "sleeping" and state.until == until:
+                if not node.record.abort_requested and not node.cancelled:
+                    return until
+                node.alarm = None
+            heapq.heappop(self._sleepers)
+        return None
+
+    # -- assessment --------------------------------------------------------------------------------------------------
+
+    def _assess_dirty(self, now: float) -> None:
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for task in dirty:
+                node = self.nodes.get(task)
+                if node is not None:
+                    self._assess(node, now)
+
+    def _assess(self, node: Node, now: float) -> None:
+        """Decide what is next for one task."""
+        record = node.record
+        if node.invocation is not None:
+            if record.abort_requested and node.invocation == "run":
+                self._to_cancel[record.id] = None
+            return
+        if record.id in self._queued or record.id in self._ending:
+            return
+        if record.state.status == "completing":
+            if not node.children:
+                self._ending.add(record.id)
+                self._to_finalise[record.id] = None
+            return
+        if record.state.status == "sleeping" and record.state.until > now and node.alarm != record.state.until:
+            node.alarm = record.state.until
+            heapq.heappush(self._sleepers, (node.alarm, record.id))
+        if self._may_start(node, now) is None:
+            self._unblock(node)
+            return
+        readiness = self._readiness(record)
+        node.migrates = readiness.migrates
+        if readiness.blocked is None:
+            self._unblock(node)
+            self._queued.add(record.id)
+            self._ready.append(record.id)
+        elif record.abort_requested and record.abort_reason is None:
+            self._ending.add(record.id)
+            self._to_orphan[record.id] = readiness.blocked
+        else:
+            self._block(node, readiness.blocked)
+
+    def _may_start(self, node: Node, now: float) -> Mode | None:
+        """Which invocation the record calls for, leaving aside whether its code is there."""
+        record = node.record
+        state = record.state
+        if node.invocation is not None or record.id in self._marking:
+            return None
+        if record.abort_requested:
+            return "abort" if not node.children else None
+        if node.cancelled:
+            return None
+        if state.status == "pending":
+            return "run"
+        if state.status == "waiting":
+            return "run" if not node.unsettled else None
+        if state.status == "sleeping":
+            return "run" if state.until <= now else None
+        return None
+
+    def _block(self, node: Node, reason: BlockedReason) -> None:
+        if node.blocked != reason:
+            node.blocked = reason
+            self._blocked.add(node.record.id)
+
+    def _unblock(self, node: Node) -> None:
+        if node.blocked is not None:
+            node.blocked = None
+            self._blocked.discard(node.record.id)
+
+    # -- keeping the indexes -----------------------------------------------------------------------------------------
+
+    def _added(self, record: TaskRecord) -> Node:
+        owner = self._owner_of(record)
+        node = self.nodes[record.id] = Node(record, owner)
+        above = self.nodes.get(owner) if owner is not None else None
+        if above is not None:
+            above.children.add(record.id)
+            outcome = outcome_of_task(above.record)
+            if above.cancelled or above.record.abort_requested or (outcome and outcome.status != "completed"):
+                self._cancel_below(node, mark_self=True)
+        return node
+
+    def _ended(self, node: Node, record: TaskRecord, at: float) -> None:
+        outcome = outcome_of_task(record)
+        self._note(at, record.id, f"ended {outcome.status if outcome else ''}")
+        self._unwait(node)
+        self._unblock(node)
+        if node.invocation is not None:
+            self._running -= 1  # its code may run on for a moment; the task itself has ended
+            node.invocation = None
+        del self.nodes[record.id]
+        for flags in (self._queued, self._marking, self._ending):
+            flags.discard(record.id)
+        above = self.nodes.get(node.owner) if node.owner is not None else None
+        if above is not None:
+            above.children.discard(record.id)
+            if not above.children:
+                self._touch(above.record.id)
+        failed = outcome is not None and outcome.status != "completed"
+        for waiter in self._waiters.pop(record.id, ()):
+            waiting = self.nodes.get(waiter)
+            if waiting is None:
+                continue
+            waiting.unsettled.discard(record.id)
+            if failed and isinstance(waiting.record.state, Waiting) and waiting.record.state.policy == "fail_fast":
+                self._fail_fast(waiting)
+            if not waiting.unsettled:
+                self._touch(waiter)
+
+    def _wait(self, node: Node) -> None:
+        state = node.record.state
+        if isinstance(state, Waiting):
+            node.unsettled = {task for task in state.on if task in self.nodes}
+            for task in node.unsettled:
+                self._waiters.setdefault(task, set()).add(node.record.id)
+
+    def _unwait(self, node: Node) -> None:
+        for task in node.unsettled:
+            waiters = self._waiters.get(task)
+            if waiters is not None:
+                waiters.discard(node.record.id)
+                if not waiters:
+                    del self._waiters[task]
+        node.unsettled = set()
+
+    def waits_settled(self, failed: Callable[[int], bool]) -> None:
+        """After an opening, when ends before it are known: fail-fast waits with a failed target abort the rest."""
+        for node in self.nodes.values():
+            state = node.record.state
+            if isinstance(state, Waiting) and state.policy == "fail_fast":
+                if any(failed(task) for task in state.on if task not in self.nodes):
+                    self._fail_fast(node)
+
+    def _fail_fast(self, node: Node) -> None:
+        for task in sorted(node.unsettled):
+            rest = self.nodes.get(task)
+            if rest is not None:
+                self._cancel_below(rest, mark_self=True)
+
+    def _cancel_below(
+        self, top: Node, *, mark_self: bool, reason: Literal["restart"] | None = None, replace: bool = False
+    ) -> None:
+        """Forbid run phases below, at once, and ask for the marks that make it durable.
+
+        ``replace`` also marks anew what a restart had marked: a real abort request stands above it.
+        """
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            if node is not top or mark_self:
+                if node.cancelled and node is not top and not replace:
+                    continue
+                node.cancelled = True
+                record = node.record
+                unmarked = not record.abort_requested and record.id not in self._marking
+                if record.state.status != "completing" and (unmarked or (replace and record.abort_reason is not None)):
+                    self._marking.add(record.id)
+                    self._to_mark[record.id] = reason
+                self._touch(node.record.id)
+            stack.extend(child for id in node.children if (child := self.nodes.get(id)) is not None)
+
+    def _touch(self, task: int) -> None:
+        self._dirty[task] = None
+
+    def _note(self, at: float, task: int, what: str) -> None:
+        self.events.append(StoryEvent(at, task, what))
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Check the invariants; raises ``AssertionError`` naming the first that is broken."""
+        running = 0
+        for id, node in self.nodes.items():
+            record = node.record
+            assert id == record.id and not record.terminal, f"task {id} is kept although it ended"
+            running += node.invocation is not None
+            for child in node.children:
+                assert child in self.nodes, f"task {id} counts child {child}, which has ended"
+                assert self.nodes[child].owner == id, f"task {child} is not owned by {id}"
+            if node.owner is not None and node.owner in self.nodes:
+                assert id in self.nodes[node.owner].children, f"task {id} is missing below {node.owner}"
+            if node.invocation == "abort":
+                assert not node.children, f"the abort handler of {id} runs while work below is live"
+            for target in node.unsettled:
+                assert id in self._waiters.get(target, ()), f"task {id} would not hear of the end of {target}"
+            assert (node.blocked is not None) == (id in self._blocked), f"task {id} is blocked and not listed, or listed"
+        assert running == self._running, f"{running} invocations run, {self._running} were counted"
+
+
+def _describe(record: TaskRecord) -> str:
+    state = record.state
+    if state.status == "waiting":
+        return f"waits on {', '.join(map(str, state.on))} ({state.policy})"
+    if state.status == "sleeping":
+        return f"sleeps until {state.until:.3f}"
+    if state.status == "completing":
+        return f"holds its outcome {state.outcome.status} until its work has drained"
+    return f"{state.status} at {state.checkpoint.get('phase')}" if state.status != "terminal" else "ended"
