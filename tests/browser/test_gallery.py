@@ -492,6 +492,32 @@ def test_live_and_saved_markdown_are_the_same(shapes: Any) -> None:
         assert live == saved, text
 
 
+def test_hostile_nesting_does_not_hang_the_page(page: Page, shapes: Any) -> None:
+    for text in (
+        "[" * 20_000,
+        "![" * 10_000,
+        "*a_b " * 10_000,
+        "> " * 10_000 + "a",
+        "- " * 5_000 + "a",
+        "> a\nb\n" * 5_000,
+        "- a\nb\n" * 5_000,
+        "".join("`" * n + " " for n in range(1, 200)),
+        "[a](" * 5_000,
+        "|" * 5_000 + "\n" + "|-" * 5_000,
+        "~~~a" * 5_000,
+        "<https:" * 5_000,
+    ):
+        took = page.evaluate(
+            """(text) => {
+              const start = performance.now();
+              markdownView(document.createElement("div"))(text);
+              return performance.now() - start;
+            }""",
+            text,
+        )
+        assert took < 2000, text[:20]
+
+
 def test_random_answers_are_the_same_live_and_saved(shapes: Any) -> None:
     chance = random.Random(7)
     blocks = [block for text in SNIPPETS for block in re.split(r"\n{2,}", text)]

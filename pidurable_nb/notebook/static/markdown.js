@@ -14,12 +14,13 @@ const MAX_DELIMITERS = 1000;
 
 // -- blocks
 
-const FENCE = /^( {0,3})(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
-const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
-const QUOTE = /^ {0,3}> ?/;
-const MARKER = /^( {0,3})([-+*]|\d{1,9}[.)])(?:( +)(.*)|)$/;
-const DELIMITERS = /^ {0,3}(?=[^ ]*[-:|])\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+// No line is code by its indentation, so a block may start at any; only inside a paragraph does a deep line stay text.
+const FENCE = /^( *)(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
+const HEADING = /^ *(#{1,6})(?:[ \t]+(.*))?$/;
+const RULE = /^ *(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
+const QUOTE = /^ *> ?/;
+const MARKER = /^( *)([-+*]|\d{1,9}[.)])(?:([ \t]+)(.*)|)$/;
+const DELIMITERS = /^ *(?=[^ ]*[-:|])\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 
 function isBlank(line) {
   return /^[ \t]*$/.test(line);
@@ -58,8 +59,8 @@ function cells(line) {
 function tableAt(lines, at) {
   const head = lines[at];
   const rule = lines[at + 1];
-  if (rule === undefined || !head.includes("|") || indentOf(head) > 3 || !DELIMITERS.test(rule)) return null;
-  if (/^ {0,3}- /.test(rule)) return null;
+  if (rule === undefined || !head.includes("|") || !DELIMITERS.test(rule)) return null;
+  if (/^ *- /.test(rule)) return null;
   const names = cells(head.trim());
   const marks = rule.trim().replace(/^\||\|$/g, "").split("|").map((mark) => mark.trim());
   if (!names.length || names.length !== marks.length) return null;
@@ -71,7 +72,9 @@ function markerAt(line) {
   if (RULE.test(line)) return null;
   const match = MARKER.exec(line);
   if (!match) return null;
-  const [, lead, mark, gap = "", rest = ""] = match;
+  const [, lead, mark, tabs = "", rest = ""] = match;
+  const edge = lead.length + mark.length;
+  const gap = untab(" ".repeat(edge) + tabs).slice(edge);
   const empty = isBlank(rest);
   const pad = empty || gap.length > 4 ? 1 : gap.length;
   const ordered = mark.length > 1;
@@ -79,22 +82,28 @@ function markerAt(line) {
     ordered,
     type: ordered ? mark.slice(-1) : mark,
     start: ordered ? parseInt(mark, 10) : 1,
-    width: lead.length + mark.length + pad,
+    width: edge + pad,
     empty,
     first: empty ? "" : " ".repeat(gap.length > 4 ? gap.length - 1 : 0) + rest,
   };
 }
 
-function interrupts(lines, at) {
+function interrupts(lines, at, tables = true) {
   const line = lines[at];
-  if (FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || tableAt(lines, at)) return true;
+  if (indentOf(line) > 3) return false;
+  if (FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line)) return true;
+  if (tables && tableAt(lines, at)) return true;
   const marker = markerAt(line);
   return marker !== null && !marker.empty && (!marker.ordered || marker.start === 1);
 }
 
+// Marks a line that is in its container only as the rest of a paragraph, and can be nothing else there.
+const LAZY = "\u0001";
+
 // Whether a line that left its container still belongs to the paragraph at the end of that container.
 function endsInParagraph(lines) {
-  const blocks = parseBlocks(lines, MAX_DEPTH - 3);
+  // Its last lines tell in all but contrived cases, and keep the work on hostile text linear.
+  const blocks = parseBlocks(lines.slice(-50), MAX_DEPTH - 3);
   let last = blocks[blocks.length - 1];
   while (last && (last.kind === "quote" || last.kind === "list")) {
     const inner = last.kind === "quote" ? last.blocks : last.items[last.items.length - 1];
@@ -104,7 +113,8 @@ function endsInParagraph(lines) {
 }
 
 function isLazy(inner, lines, at) {
-  return inner.length > 0 && !isBlank(inner[inner.length - 1]) && !interrupts(lines, at) && endsInParagraph(inner);
+  if (inner.length === 0 || isBlank(inner[inner.length - 1])) return false;
+  return !markerAt(lines[at]) && !interrupts(lines, at, false) && endsInParagraph(inner);
 }
 
 function parseBlocks(lines, depth = 0) {
@@ -131,6 +141,17 @@ function parseBlocks(lines, depth = 0) {
 
 function blockAt(lines, at, depth) {
   const line = lines[at];
+  const table = tableAt(lines, at);
+  if (table) {
+    const rows = [];
+    let next = at + 2;
+    while (next < lines.length && !isBlank(lines[next]) && !markerAt(lines[next]) && !interrupts(lines, next, false)) {
+      const row = cells(lines[next].trim());
+      rows.push(table.names.map((_, column) => row[column] ?? ""));
+      next += 1;
+    }
+    return { kind: "table", ...table, rows, end: next };
+  }
   let match = FENCE.exec(line);
   if (match) return fenceAt(lines, at, match);
   if (depth < MAX_DEPTH) {
@@ -145,25 +166,14 @@ function blockAt(lines, at, depth) {
     const text = (match[2] ?? "").replace(/(?:^|[ \t]+)#+[ \t]*$/, "").trim();
     return { kind: `h${match[1].length}`, text, end: at + 1 };
   }
-  const table = tableAt(lines, at);
-  if (table) {
-    const rows = [];
-    let next = at + 2;
-    while (next < lines.length && !isBlank(lines[next]) && indentOf(lines[next]) < 4 && !interrupts(lines, next)) {
-      const row = cells(lines[next].trim());
-      rows.push(table.names.map((_, column) => row[column] ?? ""));
-      next += 1;
-    }
-    return { kind: "table", ...table, rows, end: next };
-  }
   let next = at + 1;
   while (next < lines.length && !isBlank(lines[next]) && !interrupts(lines, next)) next += 1;
-  const text = lines.slice(at, next).map((part) => part.replace(/^[ \t]+/, "")).join("\n");
+  const text = lines.slice(at, next).map((part) => part.replace(/^[ \t\u0001]+/, "")).join("\n");
   return { kind: "p", text: text.replace(/[ \t]+$/, ""), end: next };
 }
 
 function fenceAt(lines, at, [, lead, fence]) {
-  const close = new RegExp(`^ {0,3}${fence[0]}{${fence.length},}[ \\t]*$`);
+  const close = new RegExp(`^ *${fence[0]}{${fence.length},}[ \\t]*$`);
   const inside = [];
   let next = at + 1;
   while (next < lines.length && !close.test(lines[next])) {
@@ -178,7 +188,7 @@ function quoteAt(lines, at, depth) {
   let next = at;
   while (next < lines.length && !isBlank(lines[next])) {
     if (QUOTE.test(lines[next])) inside.push(untab(lines[next].replace(QUOTE, "")));
-    else if (isLazy(inside, lines, next)) inside.push(lines[next].trimStart());
+    else if (isLazy(inside, lines, next)) inside.push(LAZY + lines[next].trimStart());
     else break;
     next += 1;
   }
@@ -199,7 +209,7 @@ function listAt(lines, at, first, depth) {
         if (inside.length === 1 && marker.empty) break;
         inside.push("");
       } else if (indentOf(line) >= marker.width) inside.push(line.slice(marker.width));
-      else if (!markerAt(line) && isLazy(inside, lines, next)) inside.push(line.trimStart());
+      else if (isLazy(inside, lines, next)) inside.push(LAZY + line.trimStart());
       else break;
       next += 1;
     }
@@ -379,11 +389,13 @@ class Inline {
         else {
           const mark = delimiter(text, at, char, run.length);
           const odd = char === "~" && run.length % 2 === 1;
-          if (odd) mark.length -= 1;
-          if (odd && mark.opens) plain += "~";
+          if (odd) {
+            mark.length -= 1;
+            mark.odd = true;
+            push(document.createTextNode("~"));
+          }
           delimiters += 1;
           push(mark);
-          if (odd && !mark.opens) plain += "~";
         }
         at += run.length;
       } else if (char === "&") {
@@ -407,8 +419,8 @@ function unlinked(nodes) {
 }
 
 function delimiter(text, at, char, length) {
-  const before = at === 0 ? " " : text[at - 1];
-  const after = at + length >= text.length ? " " : text[at + length];
+  const before = /(?:[\ud800-\udbff][\udc00-\udfff]|[^])$/.exec(text.slice(Math.max(0, at - 2), at))?.[0] ?? " ";
+  const after = at + length >= text.length ? " " : String.fromCodePoint(text.codePointAt(at + length));
   const space = (other) => /\s/.test(other);
   const mark = (other) => PUNCTUATION.test(other);
   const left = !space(after) && (!mark(after) || space(before) || mark(before));
@@ -442,10 +454,13 @@ function emphasised(parts) {
       const used = opener.length >= 2 && closer.length >= 2 ? 2 : 1;
       const inside = parts.slice(open + 1, close).filter((part) => part.length !== 0 || !part.delimiter).map(settle);
       const tag = closer.delimiter === "~" ? "s" : used === 2 ? "strong" : "em";
-      parts.splice(open + 1, close - open - 1, element(tag, inside));
+      // Of an odd run of tildes the first is text, and stands outside of what the others end.
+      const outside = closer.odd ? [inside.pop()] : [];
+      closer.odd = false;
+      parts.splice(open + 1, close - open - 1, element(tag, inside), ...outside);
       opener.length -= used;
       closer.length -= used;
-      close = open + 2;
+      close = open + 2 + outside.length;
       if (opener.length === 0) {
         parts.splice(open, 1);
         close -= 1;
