@@ -195,6 +195,7 @@ class Bridge:
         self._clean = True
         self._calls: collections.deque[_KernelCall] = collections.deque()
         self._current: _KernelCall | None = None
+        self._waiting = 0
         self._doorbells: list[Callable[[], None]] = []
         self._main_loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
 
@@ -282,6 +283,7 @@ class Bridge:
         if main:
             # The function that is running on the kernel thread waits here; another may take its place until it goes on.
             self._current = None
+            self._waiting += 1
         try:
             if loop is not None:
                 self._wait_turning(loop, done, main=main)
@@ -300,6 +302,7 @@ class Bridge:
             raise
         finally:
             if main:
+                self._waiting -= 1
                 self._current = interrupted if interrupted is not None and not interrupted.future.done() else None
 
     def _wait_turning(self, loop: asyncio.BaseEventLoop, done: concurrent.futures.Future[Any], *, main: bool) -> None:
@@ -471,7 +474,9 @@ class Bridge:
                         continue
             except KeyboardInterrupt:
                 self._finish(call, error=NotebookError(f"{_name(call.fn)} was interrupted in the kernel."))
-                raise
+                if self._waiting:
+                    raise
+                # Between cells nothing would catch it, and it would end the kernel's loop, and so the kernel.
             except BaseException as error:  # it belongs to whoever awaits run_in_kernel
                 self._finish(call, error=error)
             else:

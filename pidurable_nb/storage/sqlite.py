@@ -175,12 +175,8 @@ class _Sealed(Sealed):
         self.touched = f"{{{','.join(touched)}}}".replace(" ", "") if touched else None
 
     def store(self, cursor: sqlite3.Cursor, reads: SqliteReads, name: str) -> None:
-        """Write everything, inside a transaction, on the worker."""
+        """Write everything but entries and the commit's own row, inside a transaction, on the worker."""
         seq = self.seq
-        if len(self.entries) == 1:
-            cursor.execute(_ENTRY, self.entries[0])
-        elif self.entries:
-            cursor.executemany(_ENTRY, self.entries)
         for sql, row in self.rows:
             cursor.execute(sql, row)
         for part, step in enumerate(self.steps):
@@ -204,7 +200,6 @@ class _Sealed(Sealed):
                 cursor.execute(_START_ATTEMPT, (step.task, self.life, step.phase, self.at))
             elif isinstance(step, EndAttempt):
                 cursor.execute(_END_ATTEMPT, (step.end, self.at, step.task))
-        cursor.execute(_COMMIT, (seq, self.at, self.life, self.top_id, self.touched))
 
 
 def _create(cursor: sqlite3.Cursor, record: DocumentRecord, seq: int, part: int, version: int, payload: str) -> None:
@@ -306,6 +301,8 @@ class SqliteStorage(QueuedStorage[_Sealed]):
                 "Move it to a local disk."
             )
         connection.execute("PRAGMA cache_size = -8000")
+        # Pages that change with every commit are copied back once for many commits, and so is the disk waited for.
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         migrate(connection, self.name)
         connection.execute("BEGIN IMMEDIATE")
@@ -343,8 +340,21 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         cursor = self._cursor
         cursor.execute("BEGIN IMMEDIATE")
         try:
+            if len(group) == 1:
+                entries = group[0].entries
+            else:
+                entries = [row for sealed in group for row in sealed.entries]
+            if len(entries) == 1:
+                cursor.execute(_ENTRY, entries[0])
+            elif entries:
+                cursor.executemany(_ENTRY, entries)
             for sealed in group:
                 sealed.store(cursor, self._reads, self.name)
+            commits = [(sealed.seq, sealed.at, sealed.life, sealed.top_id, sealed.touched) for sealed in group]
+            if len(commits) == 1:
+                cursor.execute(_COMMIT, commits[0])
+            else:
+                cursor.executemany(_COMMIT, commits)
             cursor.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:

@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from ..errors import StorageCorrupt, StorageRequestError
 from ..records import (
+    ROOT,
     Attempt,
     ConversationRecord,
     DocumentRecord,
@@ -150,9 +151,12 @@ class SqliteReads:
     ) -> Page[Entry]:
         source = "entries"
         conditions: list[tuple[str, tuple[Any, ...]]] = []
-        if conversation is not None:
-            source = "entries INDEXED BY entries_conversation"
+        if conversation == ROOT:
+            source = "entries NOT INDEXED"  # in order of id, see sqlite_schema
             conditions.append(("conversation_id = ?", (conversation,)))
+        elif conversation is not None:
+            source = "entries INDEXED BY entries_conversation"
+            conditions.append(("conversation_id = ? AND conversation_id <> 1", (conversation,)))
         if min_id is not None:
             conditions.append(("id >= ?", (min_id,)))
         if max_id is not None:

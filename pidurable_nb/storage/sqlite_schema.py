@@ -4,6 +4,9 @@ Tables. ``commits`` numbers the commits and lists what each touched, for the com
 ``submissions`` and ``conversations`` keep a record's JSON beside the columns that look-ups need. ``documents`` keeps
 one row per incarnation, ``revisions`` its bases and deltas. ``lives`` and ``attempts`` are rule 1.10's.
 
+The root conversation's entries have no index of their own: most entries are its, so that reading the table in order
+finds them as quickly, and a commit then writes one page less.
+
 A document's ``scope_id`` is 0 for the session, and its ``key`` the empty blob for none, so that unique indexes, which
 hold NULLs different from each other, can keep two documents from living in one place.
 """
@@ -33,7 +36,7 @@ MIGRATIONS: list[list[str]] = [
         """CREATE TABLE entries (
             id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, conversation_id INTEGER NOT NULL, head INTEGER,
             payload TEXT NOT NULL)""",
-        "CREATE INDEX entries_conversation ON entries (conversation_id)",
+        "CREATE INDEX entries_conversation ON entries (conversation_id) WHERE conversation_id <> 1",
         "CREATE INDEX entries_head ON entries (conversation_id) WHERE head IS NOT NULL",
         """CREATE TABLE tasks (
             id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, conversation_id INTEGER NOT NULL, kind TEXT NOT NULL,

@@ -144,31 +144,36 @@ class SchedulerCore:
 
     def committed(self, records: Iterable[TaskRecord], at: float) -> None:
         """A settled commit changed these records."""
+        records = sorted(records, key=lambda record: record.id)  # owners come before what they own
+        new = [record for record in records if not record.terminal and record.id not in self.nodes]
+        for record in new:  # all of them first: a record may wait for another of the same commit
+            self._added(record)
+            self._note(at, record.id, f"created as {record.state.status}")
         for record in records:
             node = self.nodes.get(record.id)
             if record.terminal:
                 if node is not None:
                     self._ended(node, record, at)
                 continue
-            replaced = False
-            if node is None:
-                node = self._added(record)
-                self._note(at, record.id, f"created as {record.state.status}")
-            else:
-                if node.record.state != record.state:
-                    self._note(at, record.id, _describe(record))
-                if record.abort_requested and not node.record.abort_requested:
-                    self._note(at, record.id, f"abort mark{f' ({record.abort_reason})' if record.abort_reason else ''}")
-                if record.abort_requested:
-                    self._marking.discard(record.id)
-                replaced = node.record.abort_reason is not None and record.abort_reason is None
-                self._unwait(node)
-                node.record = record
-            self._wait(node)
-            outcome = outcome_of_task(record)
-            if record.abort_requested or (outcome is not None and outcome.status != "completed"):
-                self._cancel_below(node, mark_self=False, replace=replaced)
-            self._touch(record.id)
+            if node is not None:
+                self._changed(node, record, at)
+
+    def _changed(self, node: Node, record: TaskRecord, at: float) -> None:
+        before = node.record
+        if before.state != record.state:
+            self._note(at, record.id, _describe(record))
+        if record.abort_requested:
+            self._marking.discard(record.id)
+            if not before.abort_requested:
+                self._note(at, record.id, f"abort mark{f' ({record.abort_reason})' if record.abort_reason else ''}")
+        self._unwait(node)
+        node.record = record
+        self._wait(node)
+        outcome = outcome_of_task(record)
+        if record.abort_requested or (outcome is not None and outcome.status != "completed"):
+            replaced = before.abort_reason is not None and record.abort_reason is None
+            self._cancel_below(node, mark_self=False, replace=replaced)
+        self._touch(record.id)
 
     def started(self, task: int, mode: Mode, at: float) -> None:
         """An invocation of a reserved task began."""

@@ -66,6 +66,7 @@ class _Invocation:
     run: TaskRun[Any, Any]
     task: asyncio.Task[None]
     asked_to_stop: bool = False
+    begun: bool = False
 
 
 class TaskSession(Session):
@@ -344,13 +345,14 @@ class TaskSession(Session):
 
     async def _invoke(self, run: TaskRun[Any, Any]) -> None:
         """Run phases in sequence, and leave the record in a state that the next look at it understands."""
-        why = "invocation ended"
+        why = "stopped before it began"
+        invocation = self._invocations[run.id]
+        invocation.begun = True
         try:
-            why = await self._phases(run)
+            if not invocation.asked_to_stop:
+                why = await self._phases(run)
         except asyncio.CancelledError:
-            invocation = self._invocations.get(run.id)
-            if invocation is None or not invocation.asked_to_stop:
-                run._active = False
+            if not invocation.asked_to_stop:
                 self._invocations.pop(run.id, None)
                 raise  # the loop is being torn down: as a crash
             why = "invocation was cancelled"
@@ -462,7 +464,8 @@ class TaskSession(Session):
         if invocation is not None and not invocation.asked_to_stop:
             invocation.asked_to_stop = True
             invocation.run._thread_cancelled.set()
-            invocation.task.cancel()
+            if invocation.begun:  # one that has not begun looks at the flag; cancelling it would skip its clean-up
+                invocation.task.cancel()
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ from ..storage.protocol import (
 )
 from .clock import ManualClock
 
-__all__ = ["StorageConformance", "storage_conformance"]
+__all__ = ["PersistentStorageConformance", "StorageConformance", "storage_conformance"]
 
 Factory = Callable[..., Awaitable[Storage]]
 
@@ -120,15 +120,14 @@ async def minted(storage: Storage, count: int) -> list[int]:
 
 def storage_conformance(factory: Factory, *, persistent: bool = True) -> type[StorageConformance]:
     """A class of pytest tests for the storages that ``factory`` opens; the module's docstring shows its use."""
-    members = {"factory": staticmethod(factory), "persistent": persistent}
-    return type("TestStorageConformance", (StorageConformance,), members)
+    base = PersistentStorageConformance if persistent else StorageConformance
+    return type("TestStorageConformance", (base,), {"factory": staticmethod(factory)})
 
 
 class StorageConformance:
-    """The tests; ``storage_conformance`` fills in the two attributes."""
+    """The tests of any storage; ``storage_conformance`` fills in ``factory``."""
 
     factory: Callable[..., Awaitable[Storage]]
-    persistent: bool
 
     # -- how a test runs ---------------------------------------------------------------------------------------------
 
@@ -138,17 +137,6 @@ class StorageConformance:
         async def main() -> None:
             async with asyncio.timeout(TIMEOUT), self.opened(folder) as storage:
                 await body(storage)
-
-        asyncio.run(main())
-
-    def run_reopening(self, folder: Path, body: Callable[[], Awaitable[None]]) -> None:
-        """Run a body that opens by itself."""
-        if not self.persistent:
-            pytest.skip("this storage keeps nothing")
-
-        async def main() -> None:
-            async with asyncio.timeout(TIMEOUT):
-                await body()
 
         asyncio.run(main())
 
@@ -164,11 +152,6 @@ class StorageConformance:
             yield storage
         finally:
             await storage.close()
-
-    def abandon(self, storage: Storage) -> None:
-        if not hasattr(storage, "abandon"):
-            pytest.skip("this storage cannot be abandoned")
-        storage.abandon()
 
     # -- commits and ids ---------------------------------------------------------------------------------------------
 
@@ -224,19 +207,6 @@ class StorageConformance:
             assert storage.mint_id() > first[2]
 
         self.run(tmp_path, body)
-
-    def test_a_stored_id_is_never_given_again(self, tmp_path: Path) -> None:
-        async def body() -> None:
-            given: list[int] = []
-            for _ in range(3):
-                async with self.opened(tmp_path) as storage:
-                    new = await minted(storage, 4)
-                    assert not given or new[0] > max(given)
-                    await storage.commit([PutEntry(entry(new[1]))])
-                    await storage.commit([StartAttempt(TaskId(new[2]), "start")])
-                    given += new[:3]  # known to the storage by then, stored or not
-
-        self.run_reopening(tmp_path, body)
 
     def test_calls_are_applied_in_their_order(self, tmp_path: Path) -> None:
         async def body(storage: Storage) -> None:
@@ -390,7 +360,9 @@ class StorageConformance:
         ]
         put = [PutConversation, PutConversation, PutEntry, PutTask, PutSubmission]
 
-        async def check(storage: Storage) -> None:
+        async def body(storage: Storage) -> None:
+            await minted(storage, 5)
+            await storage.commit([make(record) for make, record in zip(put, records, strict=True)])
             assert await storage.conversation(1) == records[0]
             assert await storage.conversation(2) == records[1]
             assert await storage.entry(3) == records[2]
@@ -398,14 +370,7 @@ class StorageConformance:
             assert await storage.submission(5) == records[4]
             assert await storage.submission_by_request(1, "r-ü") == records[4]
 
-        async def body(storage: Storage) -> None:
-            await minted(storage, 5)
-            await storage.commit([make(record) for make, record in zip(put, records, strict=True)])
-            await check(storage)
-
         self.run(tmp_path, body)
-        if self.persistent:
-            self.run(tmp_path, check)
 
     def test_tasks_and_submissions_are_replaced(self, tmp_path: Path) -> None:
         async def body(storage: Storage) -> None:
@@ -812,6 +777,71 @@ class StorageConformance:
 
         self.run(tmp_path, body)
 
+    def test_attempts_are_kept(self, tmp_path: Path) -> None:
+        async def body(storage: Storage) -> None:
+            a, b = TaskId(storage.mint_id()), TaskId(storage.mint_id())
+            await storage.commit([StartAttempt(a, "one"), StartAttempt(b, "start")], at=1.0)
+            await storage.commit([EndAttempt(a, "parked")], at=2.0)
+            await storage.commit([StartAttempt(a, "two"), EndAttempt(b, "ended")], at=3.0)
+            await storage.commit([EndAttempt(b, "ended")], at=4.0)  # it has none: nothing happens
+            found = [(x.task, x.phase, x.started_at, x.end, x.ended_at) for x in await storage.attempts()]
+            assert found == [
+                (a, "one", 1.0, "parked", 2.0),
+                (b, "start", 1.0, "ended", 3.0),
+                (a, "two", 3.0, None, None),
+            ]
+            assert [attempt.phase for attempt in await storage.attempts(task=a)] == ["one", "two"]
+            assert {attempt.life for attempt in await storage.attempts()} == {storage.life.id}
+
+        self.run(tmp_path, body)
+
+    # -- opening, copies and the end ---------------------------------------------------------------------------------
+
+    def test_a_closed_storage_refuses_calls(self, tmp_path: Path) -> None:
+        async def body(storage: Storage) -> None:
+            last = asyncio.ensure_future(storage.commit([PutEntry(entry(storage.mint_id()))]))
+            await asyncio.sleep(0)
+            await storage.close()
+            await storage.close()
+            assert await last == 1  # called before the end, so it is stored
+            with pytest.raises(SessionClosed):
+                await storage.commit([])
+            with pytest.raises(DurableError):
+                await storage.entry(1)
+
+        self.run(tmp_path, body)
+
+
+class PersistentStorageConformance(StorageConformance):
+    """The tests of a storage that keeps what it stored: the others, and those that reopen."""
+
+    def run_reopening(self, folder: Path, body: Callable[[], Awaitable[None]]) -> None:
+        """Run a body that opens by itself."""
+
+        async def main() -> None:
+            async with asyncio.timeout(TIMEOUT):
+                await body()
+
+        asyncio.run(main())
+
+    def abandon(self, storage: Storage) -> None:
+        if not hasattr(storage, "abandon"):
+            pytest.skip("this storage cannot be abandoned")
+        storage.abandon()
+
+    def test_a_stored_id_is_never_given_again(self, tmp_path: Path) -> None:
+        async def body() -> None:
+            given: list[int] = []
+            for _ in range(3):
+                async with self.opened(tmp_path) as storage:
+                    new = await minted(storage, 4)
+                    assert not given or new[0] > max(given)
+                    await storage.commit([PutEntry(entry(new[1]))])
+                    await storage.commit([StartAttempt(TaskId(new[2]), "start")])
+                    given += new[:3]  # known to the storage by then, stored or not
+
+        self.run_reopening(tmp_path, body)
+
     def test_lives_follow_each_other(self, tmp_path: Path) -> None:
         async def body() -> None:
             clock = ManualClock(1.0)
@@ -834,24 +864,6 @@ class StorageConformance:
 
         self.run_reopening(tmp_path, body)
 
-    def test_attempts_are_kept(self, tmp_path: Path) -> None:
-        async def body(storage: Storage) -> None:
-            a, b = TaskId(storage.mint_id()), TaskId(storage.mint_id())
-            await storage.commit([StartAttempt(a, "one"), StartAttempt(b, "start")], at=1.0)
-            await storage.commit([EndAttempt(a, "parked")], at=2.0)
-            await storage.commit([StartAttempt(a, "two"), EndAttempt(b, "ended")], at=3.0)
-            await storage.commit([EndAttempt(b, "ended")], at=4.0)  # it has none: nothing happens
-            found = [(x.task, x.phase, x.started_at, x.end, x.ended_at) for x in await storage.attempts()]
-            assert found == [
-                (a, "one", 1.0, "parked", 2.0),
-                (b, "start", 1.0, "ended", 3.0),
-                (a, "two", 3.0, None, None),
-            ]
-            assert [attempt.phase for attempt in await storage.attempts(task=a)] == ["one", "two"]
-            assert {attempt.life for attempt in await storage.attempts()} == {storage.life.id}
-
-        self.run(tmp_path, body)
-
     def test_attempts_of_a_dead_life_are_cut_off_with_its_last_commit(self, tmp_path: Path) -> None:
         async def body() -> None:
             storage = await self.open(tmp_path)
@@ -873,8 +885,6 @@ class StorageConformance:
                 assert ends == [("cut_off", 6.0), ("cut_off", 9.0)]
 
         self.run_reopening(tmp_path, body)
-
-    # -- opening, copies and the end ---------------------------------------------------------------------------------
 
     def test_everything_is_there_after_reopening(self, tmp_path: Path) -> None:
         async def body() -> None:
@@ -947,17 +957,3 @@ class StorageConformance:
                 assert storage.last_seq == 2
 
         self.run_reopening(tmp_path, body)
-
-    def test_a_closed_storage_refuses_calls(self, tmp_path: Path) -> None:
-        async def body(storage: Storage) -> None:
-            last = asyncio.ensure_future(storage.commit([PutEntry(entry(storage.mint_id()))]))
-            await asyncio.sleep(0)
-            await storage.close()
-            await storage.close()
-            assert await last == 1  # called before the end, so it is stored
-            with pytest.raises(SessionClosed):
-                await storage.commit([])
-            with pytest.raises(DurableError):
-                await storage.entry(1)
-
-        self.run(tmp_path, body)
