@@ -13,7 +13,6 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Job = tuple[None, Callable[[], Any]]
 
 
 class Worker:
@@ -30,7 +29,7 @@ class Worker:
 
     def post(self, call: Callable[[], object]) -> None:
         """Queue a call that must not raise and whose result is not wanted."""
-        self._queue.put_nowait((None, call))
+        self._queue.put_nowait((None, _Once(call)))
 
     def call(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Queue a call; its result or exception arrives in the future."""
@@ -51,6 +50,20 @@ class Worker:
     def stop(self) -> None:
         """End the thread; to be called on it, as the last thing of the last call."""
         self._stop()
+
+
+class _Once:
+    """A call that lets go of what it holds: an idle thread keeps its last call, and must not keep a storage with it."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
 
 
 class Abandoned(BaseException):
