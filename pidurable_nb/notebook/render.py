@@ -14,6 +14,7 @@ import html
 import re
 import textwrap
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import singledispatch
 
 from . import markdown
@@ -40,7 +41,7 @@ from .view import (
     full_arguments,
 )
 
-__all__ = ["mimebundle", "to_html", "to_markdown", "to_text"]
+__all__ = ["Shown", "mimebundle", "to_html", "to_markdown", "to_text"]
 
 STATIC_LIMIT = 4_000
 """Characters of a tool's output or result in a static form, which is saved in the notebook."""
@@ -524,3 +525,16 @@ def mimebundle(view: View) -> dict[str, str]:
     if isinstance(view, AnswerView) and view.settled:
         forms["text/markdown"] = to_markdown
     return {media: form(view) for media, form in forms.items()}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An object that shows itself as ``view`` does: as the last value of a cell, in ``display`` and in a terminal."""
+
+    view: View
+
+    def __repr__(self) -> str:
+        return to_text(self.view)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return mimebundle(self.view)

@@ -40,8 +40,16 @@ LOOKS = [(False, 1200), (False, 420), (True, 1200), (True, 420)]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One Chromium. Without any the test is skipped on a person's machine and fails in CI."""
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """One Chromium: that of the ``lab`` fixture where the run has one, since Playwright starts once in a thread.
+
+    Without any the test is skipped on a person's machine and fails in CI.
+    """
+    if any("lab" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        shared = request.getfixturevalue("lab")._browser
+        assert shared is not None
+        yield shared
+        return
     chromium = find_chromium()
     if chromium is None:
         reason = "no chromium: install it (apt-get install chromium) or name it in PIDURABLE_CHROMIUM"

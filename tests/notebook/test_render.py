@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pidurable_nb.notebook.render import mimebundle, to_html, to_markdown, to_text
+from pidurable_nb.notebook.render import Shown, mimebundle, to_html, to_markdown, to_text
 from pidurable_nb.notebook.view import (
     AnswerView,
     ErrorView,
@@ -300,6 +300,12 @@ def test_a_bundle_has_markdown_only_for_a_settled_answer() -> None:
     assert set(mimebundle(CRASHED)) == {"text/plain", "text/html", "text/markdown"}
     assert set(mimebundle(AnswerView(status="running"))) == {"text/plain", "text/html"}
     assert set(mimebundle(RECOVERY)) == {"text/plain", "text/html"}
+
+
+def test_a_shown_view_shows_itself() -> None:
+    shown = Shown(RECOVERY)
+    assert repr(shown) == to_text(RECOVERY)
+    assert shown._repr_mimebundle_() == mimebundle(RECOVERY)
 
 
 @pytest.mark.parametrize(

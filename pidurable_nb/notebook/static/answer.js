@@ -315,6 +315,7 @@ function mount(feed, model, el) {
   function update() {
     const { view } = feed;
     root.dataset.status = view.status;
+    root.classList.toggle("pd-settled", view.settled);
     root.dataset.tone = view.badge[2];
     badge.dataset.tone = view.badge[2];
     sign.show(view.badge[0]);
@@ -334,7 +335,7 @@ function mount(feed, model, el) {
     stop.classList.toggle("pd-gone", away);
     toggle(stop, !(away && view.settled));
     stop.setAttribute("aria-disabled", String(stopping || !view.can_stop));
-    put(asked, stopping ? "stop is asked for… a cell that is running holds it back; %durable stop and the interrupt button stop too" : "");
+    put(asked, stopping ? "stop is asked for… it has to wait while a cell runs; interrupting the cell or %durable stop does the same" : "");
     toggle(copy, view.settled && view.items.some((item) => item.kind === "text" && !item.struck && item.text));
     toggle(footer, !view.settled || !copy.hidden || view.usage.length > 0 || Boolean(view.note));
     tick();

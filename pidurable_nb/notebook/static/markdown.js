@@ -10,6 +10,7 @@
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)[^\u0000-\u0020]+$/i;
 const MAX_DEPTH = 20;
 const MAX_LABEL = 1000;
+const MAX_BRACKETS = 50;
 const MAX_DELIMITERS = 1000;
 
 // -- blocks
@@ -286,16 +287,16 @@ class Inline {
   }
 
   // The link or image whose "[" is at `at`: its label, its address and its end; null where there is none.
-  link(at) {
+  link(at, depth = 0) {
     if (!this.links.has(at)) {
       this.links.set(at, null);
-      this.links.set(at, this.findLink(at));
+      if (depth < MAX_BRACKETS) this.links.set(at, this.findLink(at, depth));
     }
     return this.links.get(at);
   }
 
-  findLink(at) {
-    const end = this.labelEnd(at);
+  findLink(at, depth) {
+    const end = this.labelEnd(at, depth);
     if (end === null || this.text[end + 1] !== "(") return null;
     const rest = /^\(\s*(?:<((?:[^<>\n\\]|\\.)*)>|((?:[^\s\\()<]|\\.|\((?:[^\s\\()]|\\.)*\))(?:[^\s\\()]|\\.|\((?:[^\s\\()]|\\.)*\))*)|)(?:\s+(?:"(?:[^"\\]|\\[^])*"|'(?:[^'\\]|\\[^])*'|\((?:[^()\\]|\\[^])*\)))?\s*\)/.exec(this.text.slice(end + 1, end + 4001));
     if (!rest) return null;
@@ -303,7 +304,7 @@ class Inline {
     return { label: this.text.slice(at + 1, end), address, end: end + 1 + rest[0].length };
   }
 
-  labelEnd(at) {
+  labelEnd(at, depth) {
     let level = 1;
     const stop = Math.min(this.text.length, at + MAX_LABEL);
     for (let place = at + 1; place < stop; place += 1) {
@@ -316,7 +317,7 @@ class Inline {
         const match = AUTOLINK.exec(this.text.slice(place, place + 2000));
         if (match) place += match[0].length - 1;
       } else if (char === "[") {
-        const inner = this.link(place);
+        const inner = this.link(place, depth + 1);
         if (inner && SAFE_LINK.test(inner.address)) {
           if (this.text[place - 1] !== "!") return null;
           place = inner.end - 1;
@@ -376,7 +377,7 @@ class Inline {
           const inside = inlineNodes(link.label, depth + 1);
           if (image) {
             const words = inside.map((node) => node.textContent).join("") || "image";
-            push(this.inLink ? document.createTextNode(words) : anchor(link.address, [words]));
+            push(anchor(link.address, [words]));
           } else push(anchor(link.address, unlinked(inside)));
           at = link.end;
         } else {
@@ -415,7 +416,11 @@ class Inline {
 
 // A link holds no link: those of images inside it become their words.
 function unlinked(nodes) {
-  return nodes.map((node) => (node.nodeName === "A" ? document.createTextNode(node.textContent) : node));
+  return nodes.map((node) => {
+    if (node.nodeName === "A") return document.createTextNode(node.textContent);
+    for (const link of node.querySelectorAll?.("a") ?? []) link.replaceWith(link.textContent);
+    return node;
+  });
 }
 
 function delimiter(text, at, char, length) {
