@@ -152,10 +152,7 @@ class Lab:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        package = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         environment = os.environ | {
-            "PYTHONPATH": path,
             "IPYTHONDIR": str(self.home / "ipython"),
             "JUPYTER_CONFIG_DIR": str(self.home / "config"),
             "JUPYTER_DATA_DIR": str(self.home / "data"),
@@ -342,6 +339,15 @@ class LabNotebook:
         """Kernel → Interrupt Kernel."""
         self.menu("Kernel", "kernelmenu:interrupt")
 
+    def reconnect(self) -> None:
+        """Kernel → Reconnect to Kernel, after something else than the page has restarted it; waits until it is idle.
+
+        Otherwise a cell that runs in the first moments may never look done: its last message comes before the server
+        listens again.
+        """
+        self.menu("Kernel", "kernelmenu:reconnect-to-kernel")
+        self.wait_ready()
+
     def menu(self, menu: str, command: str) -> None:
         """Choose an entry of the main menu by its command. In a narrow window the menu may be folded away."""
         entry = self.page.locator(".lm-MenuBar-item", has_text=re.compile(f"^{menu}$"))
@@ -393,7 +399,8 @@ class LabNotebook:
         expect(dialog).to_be_visible(timeout=timeout * 1000)
         self.confirm()
         new = until("the server restarts it", lambda: (p := self.kernel_pid()) != pid and p, timeout=timeout)
-        until("the new kernel is idle", lambda: self.kernel_status() == "idle", timeout=timeout)
+        # Nobody has asked it anything yet, so it may not have said that it is idle.
+        until("the new kernel is there", lambda: self.kernel_status() in ("idle", "starting"), timeout=timeout)
         return int(new)
 
     def save(self) -> nbformat.NotebookNode:

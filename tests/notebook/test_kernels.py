@@ -27,7 +27,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from pidurable_nb.errors import NotebookError
-from pidurable_nb.notebook import kernels
+from pidurable_nb.notebook import frontend, kernels
 from pidurable_nb.notebook.bridge import engine
 from pidurable_nb.notebook.kernels import ChildKernel
 
@@ -285,8 +285,9 @@ def test_it_dies_with_its_parent_however_that_ends(end: str) -> None:
 def execute(*cells: str) -> nbformat.NotebookNode:
     """Run a notebook with nbclient, which has no live front end."""
     notebook = new_notebook(cells=[new_code_cell(textwrap.dedent(cell).strip()) for cell in cells])
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute(env=os.environ | {"PYTHONPATH": path})
+    # What it is must be told by its requests.
+    environment = {name: value for name, value in os.environ.items() if name != frontend.LIVE_VARIABLE}
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute(env=environment)
     return notebook
 
 
@@ -381,6 +382,62 @@ def test_in_a_kernel_an_interrupt_ends_a_blocking_call_and_a_shutdown_takes_the_
     assert not aborted.exists()
 
 
+def test_a_function_between_cells_can_be_interrupted_and_the_kernel_lives_on(child: ChildKernel) -> None:
+    setup = """
+        import asyncio, time
+        from pidurable_nb.notebook.bridge import engine
+        state = []
+        def slow():
+            print("started", flush=True)
+            time.sleep(60)
+        async def between_cells():
+            await asyncio.sleep(0.2)
+            try:
+                await engine().run_in_kernel(slow)
+            except Exception as error:
+                state.append(f"{type(error).__name__}: {error}")
+        engine().call_soon(between_cells)
+        """
+    child.run(textwrap.dedent(setup), quiet=True)
+    until(lambda: child.text == "started\n")
+    child.interrupt()
+    done = child.run("print(state)", quiet=True, timeout=20)
+    assert done.text == "['NotebookError: slow was interrupted in the kernel.']\n"
+
+
+def test_closing_begins_when_the_kernel_is_told_to_shut_down_though_a_cell_runs_on(
+    child: ChildKernel, tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed"
+    code = f"""
+        import asyncio, pathlib, time
+        from pidurable_nb.notebook.bridge import engine
+        async def close():
+            pathlib.Path({str(closed)!r}).touch()
+        engine().on_shutdown(close)
+        engine().run(asyncio.sleep, 0)
+        print("ready", flush=True)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+        """
+    child.run(textwrap.dedent(code), until="ready", quiet=True)
+    ask_to_shut_down(child)
+    until(closed.exists)
+    assert child.pid is not None
+    assert not gone(child.pid)
+
+
+def ask_to_shut_down(child: ChildKernel) -> None:
+    """Send the message alone, without the interrupt that Jupyter sends before it."""
+
+    async def ask() -> None:
+        assert child._life is not None
+        await child._life.manager.request_shutdown(restart=False)
+
+    engine().run(ask)
+
+
 def test_a_kernel_told_to_shut_down_is_gone_within_three_seconds_though_closing_hangs(child: ChildKernel) -> None:
     setup = """
         import asyncio
@@ -393,18 +450,12 @@ def test_a_kernel_told_to_shut_down_is_gone_within_three_seconds_though_closing_
     pid = child.pid
     assert pid is not None
     began = time.monotonic()
-
-    async def ask() -> None:
-        assert child._life is not None
-        await child._life.manager.request_shutdown(restart=False)
-
-    engine().run(ask)
+    ask_to_shut_down(child)
     until(lambda: gone(pid), timeout=4)
     assert time.monotonic() - began < 3.0
 
 
 def test_a_blocking_call_does_not_keep_a_kernel_that_is_told_to_shut_down(child: ChildKernel) -> None:
-    """Without the interrupt that Jupyter sends first."""
     code = """
         import asyncio
         from pidurable_nb.notebook.bridge import engine
@@ -416,12 +467,7 @@ def test_a_blocking_call_does_not_keep_a_kernel_that_is_told_to_shut_down(child:
     child.run(textwrap.dedent(code), until="waiting", quiet=True)
     pid = child.pid
     assert pid is not None
-
-    async def ask() -> None:
-        assert child._life is not None
-        await child._life.manager.request_shutdown(restart=False)
-
-    engine().run(ask)
+    ask_to_shut_down(child)
     until(lambda: gone(pid), timeout=3)
 
 
@@ -441,9 +487,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self.token = token
         self.runtime = home / "runtime"
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {
-            "PYTHONPATH": path,
             "JUPYTER_RUNTIME_DIR": str(self.runtime),
             "JUPYTER_CONFIG_DIR": str(home / "config"),
         }
