@@ -121,7 +121,7 @@ class Conversation:
         checked = check_json(data, "the data of a submission")
         digest = _digest("input", [block.to_data() for block in blocks], kind, checked)
         harness = self._harness
-        harness.resume()
+        harness._implied_resume()
         active_from = await harness._active_from(self.id)
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             found = await self._find(tx, request_id, "input", digest)
@@ -256,7 +256,7 @@ class Conversation:
         Raises ``ConversationBusy`` while a run is going on, and ``DurableError`` when no run has failed.
         """
         harness = self._harness
-        harness.resume()
+        harness._implied_resume()
         digest = _digest("continue", [], None, None)
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             found = await self._find(tx, request_id, "continue", digest)
@@ -376,7 +376,7 @@ class Conversation:
         harness = self._harness
         harness._check_line()
         harness._check_not_inside(self.id, "abort")
-        harness.resume()
+        harness._implied_resume()
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             await withdraw_inputs(tx, self.id, "aborted")
         for task in harness._foreground(self.id, background=background):
@@ -388,7 +388,7 @@ class Conversation:
         harness = self._harness
         harness._check_line()
         harness._check_not_inside(self.id, "wait_for_idle")
-        harness.resume()
+        harness._implied_resume()
         await harness._wait_until(lambda: harness._is_idle(self.id))
 
 

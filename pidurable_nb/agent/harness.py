@@ -369,7 +369,7 @@ class Harness(TaskSession):
                 f"submission {submission.id} is answered in conversation {submission.conversation_id}, whose run is "
                 "waiting for this very code: let it end first, or ask in a conversation of its own"
             )
-        self.resume()
+        self._implied_resume()
         while True:
             record = await self._submission_record(submission.id)
             if record.settled:
@@ -420,7 +420,7 @@ class Harness(TaskSession):
         inside = current_run.get()
         if inside is not None and inside[0] is self:
             raise WouldDeadlock("this code is part of a run, and the harness is not idle before it ends")
-        self.resume()
+        self._implied_resume()
         await self._wait_until(
             lambda: all(task.background for task in self._committed.tasks.values() if task.owner is None)
         )

@@ -79,6 +79,9 @@ class TaskSession(Session):
     models: Any = None
     env: Any = None
 
+    hold: bool = False
+    """Whether only ``resume()`` itself starts scheduling: a notebook waits so for tools that recovered work needs."""
+
     def __init__(
         self,
         storage: Storage,
@@ -521,6 +524,13 @@ class TaskSession(Session):
         self._core.resume()
         self._stir()
 
+    def _implied_resume(self) -> None:
+        """What submitting, aborting and waiting imply, unless a host holds scheduling back."""
+        if self.hold:
+            self._check_open()
+        else:
+            self.resume()
+
     def wake(self) -> Wake:
         """Whether there is work now, and when the next sleep is due; answered from memory (engine.md, section 8)."""
         active = self._reconciling or self._core.active(self.clock())
@@ -550,7 +560,7 @@ class TaskSession(Session):
         ``SessionClosed`` or ``SessionFailed`` when the session ends first.
         """
         self._check_line()
-        self.resume()
+        self._implied_resume()
         while True:
             self._check_open()
             record = await self.task(id)
@@ -568,7 +578,7 @@ class TaskSession(Session):
         ``terminal`` says that it had ended before. Raises ``DurableError`` for a task that does not exist.
         """
         self._check_line()
-        self.resume()
+        self._implied_resume()
         invocation = self._invocations.get(id)
         if invocation is not None:
             await invocation.run.flush()
