@@ -3,7 +3,8 @@
 A *view* holds what a display needs and nothing of the engine. Who makes one reads records and live documents; who shows
 one (``render`` for the static forms, ``widgets`` for the live ones) reads only the view. The *words* of a view (its
 badge, its line of facts, the labels of its parts) are made here, once, so that the static and the live form say the
-same. ``AnswerView.wire()`` is the form that a widget sends to its page: JSON with every word made, and the Markdown as it came.
+same. ``AnswerView.wire()`` is the form that a widget sends to its page: JSON with every word made, and the Markdown as
+it came.
 
 Instants are epoch seconds on the harness clock, durations seconds. Colour never carries a state alone: a *tone* names
 a colour, and always comes with an icon and a word.
