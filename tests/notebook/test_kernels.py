@@ -401,7 +401,7 @@ def test_a_function_between_cells_can_be_interrupted_and_the_kernel_lives_on(chi
     child.run(textwrap.dedent(setup), quiet=True)
     until(lambda: child.text == "started\n")
     child.interrupt()
-    done = child.run("print(state)", quiet=True, timeout=20)
+    done = child.run("while not state:\n    time.sleep(0.01)\nprint(state)", quiet=True, timeout=20)
     assert done.text == "['NotebookError: slow was interrupted in the kernel.']\n"
 
 
