@@ -100,6 +100,8 @@ def check_file(path: Path, name: str) -> bool:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             check_version(connection, name)
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            (page_size,) = connection.execute("PRAGMA page_size").fetchone()
     except sqlite3.Error as error:
         raise StorageCorrupt(
             f"{name} is not a session: it cannot be read as an SQLite file ({error}). Nothing was changed. "
@@ -108,6 +110,12 @@ def check_file(path: Path, name: str) -> bool:
     if application != APPLICATION_ID:
         raise StorageCorrupt(
             f"{name} is an SQLite file of another program, not a session. Nothing was changed. Choose another path."
+        )
+    log = path.with_name(path.name + "-wal")
+    if status.st_size < pages * page_size and not (log.exists() and log.stat().st_size):
+        raise StorageCorrupt(
+            f"{name} was cut short: it has {status.st_size} bytes of {pages * page_size}. Nothing was changed. "
+            "Restore a copy."
         )
     return True
 
