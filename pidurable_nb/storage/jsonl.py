@@ -362,9 +362,8 @@ class JsonlStorage(QueuedStorage[_Line]):
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise self._stopped(StorageCorrupt(f"{self.name} is not a folder, so it cannot hold a journal."))
         if self.path.is_dir():
-            if not os.path.lexists(self._journal) and any(
-                entry.name not in ("owner.lock", JOURNAL + ".new") for entry in os.scandir(self.path)
-            ):
+            others = set(os.listdir(self.path)) - {JOURNAL, JOURNAL + ".new", "owner.lock"}
+            if others and not os.path.lexists(self._journal):
                 raise self._stopped(
                     StorageCorrupt(
                         f"{self.name} is a folder with other files and without a journal, so it is not a session. "

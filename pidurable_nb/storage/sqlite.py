@@ -340,10 +340,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         cursor = self._cursor
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            if len(group) == 1:
-                entries = group[0].entries
-            else:
-                entries = [row for sealed in group for row in sealed.entries]
+            entries = group[0].entries if len(group) == 1 else [row for sealed in group for row in sealed.entries]
             if len(entries) == 1:
                 cursor.execute(_ENTRY, entries[0])
             elif entries:
