@@ -36,7 +36,7 @@ def in_kernel() -> bool:
 
 
 def live_frontend() -> bool:
-    """Whether a live front end runs the current cell.
+    """Whether a live front end runs the current cell. To be asked while it executes, or in a context made then.
 
     Raises ``NotebookError`` when ``PIDURABLE_NB_LIVE`` is neither ``0`` nor ``1`` nor empty.
     """

@@ -82,6 +82,42 @@ def test_a_cell_is_interrupted_from_the_menu_and_the_output_so_far_stays(lab: La
     notebook.close()
 
 
+WAITING = """
+import asyncio, pathlib
+from pidurable_nb.notebook.bridge import engine
+
+async def close():
+    pathlib.Path("closed").touch()
+
+async def turn():
+    print("waiting", flush=True)
+    await asyncio.sleep(600)
+
+engine().on_shutdown(close)
+engine().run(turn, on_interrupt=lambda: engine().later(1.0, pathlib.Path("aborted").touch))
+"""
+
+
+def test_the_menu_interrupts_a_blocking_call_for_good_and_restarts_it_without(lab: Lab) -> None:
+    """Stop means stop, restart means go on: what an interrupt asks for is taken back by the restart that follows it."""
+    lab.write("menu.ipynb", [WAITING, "print('usable')"])
+    notebook = lab.open("menu.ipynb")
+    notebook.run_cell(0, wait=False)
+    notebook.wait_text(0, "waiting")
+    notebook.restart()
+    assert (lab.root / "closed").exists()
+    assert not (lab.root / "aborted").exists()
+
+    notebook.run_cell(0, wait=False)
+    notebook.wait_text(0, "waiting")
+    notebook.interrupt()
+    notebook.wait_ran(0, timeout=5)
+    until("the abort is asked for", (lab.root / "aborted").exists)
+    notebook.run_cell(1)
+    assert notebook.text(1) == "usable"
+    notebook.close()
+
+
 def test_a_kernel_restarts_itself_through_jupyterlab(lab: Lab) -> None:
     lab.write(
         "again.ipynb", ["from pidurable_nb.notebook import kernels\nkernels.restart_this_kernel()", "print('new life')"]
