@@ -24,8 +24,10 @@ MAX_DEPTH = 150
 
 if TYPE_CHECKING:
 
+    from pydantic._internal._model_construction import ModelMetaclass
+
     @dataclass_transform(kw_only_default=False, field_specifiers=(Field,))
-    class _Positional(type(BaseModel)):  # type: ignore[misc]
+    class _Positional(ModelMetaclass):
         pass
 
 else:
