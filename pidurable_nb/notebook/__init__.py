@@ -1,0 +1,65 @@
+"""What a person touches: ``open`` and ``Chat``, the ``%durable`` magics, displays, child kernels (notebook.md).
+
+This is the only layer that knows about IPython, and it imports IPython and ipywidgets only when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .bridge import Bridge, engine
+    from .chat import Answer, Chat, Turn, close, current, install, open, registry, sessions, use
+    from .kernels import ChildKernel, ChildRun
+
+_HOME = {
+    "Answer": "chat",
+    "Bridge": "bridge",
+    "Chat": "chat",
+    "ChildKernel": "kernels",
+    "ChildRun": "kernels",
+    "Turn": "chat",
+    "close": "chat",
+    "current": "chat",
+    "engine": "bridge",
+    "install": "chat",
+    "open": "chat",
+    "registry": "chat",
+    "sessions": "chat",
+    "use": "chat",
+}
+
+__all__ = [
+    "Answer",
+    "Bridge",
+    "Chat",
+    "ChildKernel",
+    "ChildRun",
+    "Turn",
+    "close",
+    "current",
+    "engine",
+    "install",
+    "load_ipython_extension",
+    "open",
+    "registry",
+    "sessions",
+    "use",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register ``%durable`` and ``%%durable`` with a shell, and do nothing else."""
+    from .magics import register
+
+    register(shell)

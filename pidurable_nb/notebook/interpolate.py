@@ -1,0 +1,106 @@
+"""Values of the notebook in the text of a cell (notebook.md, Interpolation).
+
+``{expression}`` becomes the value of the expression when it evaluates in the user's namespace; braces that do not, such as
+JSON and code, stay as they are written, and ``{{`` is a literal brace. Rich objects insert Markdown where they have it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+
+def interpolate(text: str, names: Mapping[str, Any]) -> str:
+    """``text`` with its ``{expressions}`` replaced. Evaluation never raises: what does not evaluate stays."""
+    parts: list[str] = []
+    position = 0
+    while True:
+        brace = text.find("{", position)
+        if brace < 0:
+            parts.append(text[position:])
+            break
+        parts.append(text[position:brace])
+        if text.startswith("{{", brace):
+            parts.append("{")
+            position = brace + 2
+            continue
+        end = _end(text, brace)
+        replaced = None if end is None else _evaluate(text[brace + 1 : end], names)
+        if replaced is None or end is None:
+            parts.append("{")
+            position = brace + 1
+        else:
+            parts.append(replaced)
+            position = end + 1
+    return "".join(parts)
+
+
+def _end(text: str, brace: int) -> int | None:
+    """The closing brace of the expression that opens at ``brace``; brackets and quotes inside it are its own."""
+    depth = 0
+    quote: str | None = None
+    position = brace
+    while position < len(text):
+        char = text[position]
+        if quote is not None:
+            if char == "\\":
+                position += 1
+            elif char == quote:
+                quote = None
+        elif char in "'\"":
+            quote = char
+        elif char in "{[(":
+            depth += 1
+        elif char in "}])":
+            depth -= 1
+            if depth == 0:
+                return position if char == "}" else None
+        elif char == "\n" and depth == 1:
+            return None  # an expression stands on one line; a brace that opens a block does not
+        position += 1
+    return None
+
+
+def _evaluate(source: str, names: Mapping[str, Any]) -> str | None:
+    source = source.strip()
+    try:
+        parsed = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    if isinstance(parsed, ast.Constant | ast.Set | ast.Tuple):
+        return None  # {1}, {"a"} and {a, b} are data as often as not; nobody needs braces to write a constant
+    try:
+        value = eval(compile(ast.Expression(parsed), "<prompt>", "eval"), {**names})
+        return as_text(value)
+    except Exception:  # whatever the user's expression raises: the text stays as written
+        return None
+
+
+def as_text(value: Any) -> str:
+    """A value as text for a prompt: Markdown where it has it, the usual form for plain data."""
+    if isinstance(value, str):
+        return value
+    for method in ("_repr_markdown_",):
+        markdown = getattr(value, method, None)
+        if callable(markdown) and not isinstance(value, type):
+            text = markdown()
+            if isinstance(text, str):
+                return text
+    bundle = getattr(value, "_repr_mimebundle_", None)
+    if callable(bundle) and not isinstance(value, type):
+        data = bundle(include=("text/markdown", "text/plain"))
+        data = data[0] if isinstance(data, tuple) else data
+        if isinstance(data, dict):
+            text = data.get("text/markdown") or data.get("text/plain")
+            if isinstance(text, str):
+                return text
+    to_markdown = getattr(value, "to_markdown", None)
+    if callable(to_markdown) and not isinstance(value, type):
+        try:
+            text = to_markdown()
+            if isinstance(text, str):
+                return text
+        except ImportError:  # pandas needs tabulate for it
+            pass
+    return str(value)

@@ -1,0 +1,462 @@
+"""From records and live documents to what is shown: answers, recovery, tasks, transcripts.
+
+Every function here is pure: committed state goes in, a view (``view``) comes out. Nothing reads storage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..agent.harness import Inspection
+from ..agent.state import LiveState, LiveTool
+from ..messages import AssistantMessage, ToolCall, ToolResultMessage
+from ..records import Attempt, Entry, Life, SubmissionRecord, TaskRecord, checkpoint_of_task, outcome_of_task
+from ..tasks import TaskGraph
+from ..values import JsonValue
+from .view import (
+    AnswerItem,
+    AnswerStatus,
+    AnswerView,
+    NoticeItem,
+    PartState,
+    RecoveryRow,
+    RecoveryView,
+    TaskRow,
+    TasksView,
+    TextItem,
+    ThinkingItem,
+    ToolItem,
+    ToolStatus,
+    TranscriptEntry,
+    TranscriptView,
+    clip,
+    clock_time,
+)
+
+_CODES: dict[str, ToolStatus] = {
+    "interrupted": "interrupted",
+    "blocked": "blocked",
+    "aborted": "aborted",
+}
+
+
+def answer_view(
+    record: SubmissionRecord,
+    prompt: str,
+    entries: Sequence[Entry],
+    live: LiveState,
+    *,
+    held: str | None = None,
+    note: str | None = None,
+    now: float,
+) -> AnswerView:
+    """The answer of one submission. ``entries`` are those after its own; ``held`` says why scheduling is held back."""
+    mine = _of_the_run(record, entries)
+    running = live.run is not None and record.id in live.run.inputs
+    items: list[AnswerItem] = []
+    results = {
+        message.call_id: (entry, message)
+        for entry in mine
+        for message in entry.messages
+        if isinstance(message, ToolResultMessage)
+    }
+    tools = {tool.call: tool for tool in live.tools} if running else {}
+    answers: list[AssistantMessage] = []
+    for entry in mine:
+        for message in entry.messages:
+            if isinstance(message, AssistantMessage):
+                items.extend(_answer_items(len(answers), message, results, tools))
+                answers.append(message)
+            elif message.role == "user":
+                items.append(NoticeItem(key=f"u{entry.id}", text=f"steered: {clip(message.text, 400)}"))
+    generation = live.generation if running else None
+    if generation is not None and generation.message is not None:
+        items.extend(_answer_items(len(answers), generation.message, results, tools, streaming=True))
+    unfinished = [message for message in answers if message.stop_reason in ("aborted", "error")]
+    status, reason = _status(record, live, running=running, held=held)
+    if status == "queued" and live.run is not None:
+        reason = "the run before it is still going on"
+    error = next((message.error for message in reversed(answers) if message.error), None)
+    detail = record.detail.get("message") if isinstance(record.detail, dict) else None
+    finished = [message for message in answers if message.timestamp is not None]
+    started = _started(record, entries, live, running)
+    retry = generation.retry if generation is not None else None
+    deferred = generation.deferred if generation is not None else None
+    used = [message.usage for message in answers]
+    models = [message.model for message in answers] + ([generation.model] if generation and generation.model else [])
+    return AnswerView(
+        submission=record.id,
+        conversation=record.conversation_id,
+        prompt=prompt,
+        status=status,
+        reason=reason,
+        detail_text=_detail(record, detail, error, deferred.at if deferred is not None else None),
+        items=tuple(items),
+        attempt=1 + len(unfinished),
+        retry_at=retry.at if retry is not None else None,
+        retry_error=retry.error if retry is not None else None,
+        model=models[-1] if models else "",
+        input_tokens=sum(usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens for usage in used),
+        output_tokens=sum(usage.output_tokens for usage in used),
+        cost=sum(usage.cost for usage in used),
+        started_at=started,
+        ended_at=(finished[-1].timestamp if finished else now) if record.settled and started is not None else None,
+        note=note,
+        can_stop=not record.settled,
+    )
+
+
+def _of_the_run(record: SubmissionRecord, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries of the submission's own run: to its answer, or to the next input's entry when there is none."""
+    mine: list[Entry] = []
+    for entry in entries:
+        if record.answer is not None:
+            if entry.id > record.answer:
+                break
+        elif entry.kind == "pi.user" and record.settled:
+            break
+        mine.append(entry)
+    return mine
+
+
+def _status(
+    record: SubmissionRecord, live: LiveState, *, running: bool, held: str | None
+) -> tuple[AnswerStatus, str | None]:
+    if record.status == "done":
+        return "done", None
+    if record.status == "unanswered":
+        return ("aborted" if record.reason == "aborted" else "unanswered"), record.reason
+    if held is not None:
+        return "waiting", held
+    if not running:
+        return "queued", None
+    if live.generation is not None and live.generation.retry is not None:
+        return "retrying", None
+    if live.generation is not None and live.generation.deferred is not None:
+        return "deferred", None
+    return "running", None
+
+
+def _detail(record: SubmissionRecord, detail: JsonValue, error: str | None, poll_at: float | None) -> str | None:
+    if poll_at is not None:
+        return f"asked for again at {clock_time(poll_at)}"
+    if record.status != "unanswered":
+        return None
+    if isinstance(detail, str):
+        return detail
+    return error or (json.dumps(record.detail) if record.detail else None)
+
+
+def _started(record: SubmissionRecord, entries: Sequence[Entry], live: LiveState, running: bool) -> float | None:
+    if running and live.generation is not None and live.generation.started_at is not None and not entries:
+        return live.generation.started_at
+    for entry in entries:
+        for message in entry.messages:
+            if isinstance(message, AssistantMessage) and message.timestamp is not None:
+                return message.timestamp - (message.duration or 0.0)
+    if running and live.generation is not None:
+        return live.generation.started_at
+    return None
+
+
+def _answer_items(
+    number: int,
+    message: AssistantMessage,
+    results: Mapping[str, tuple[Entry, ToolResultMessage]],
+    tools: Mapping[str, LiveTool],
+    *,
+    streaming: bool = False,
+) -> list[AnswerItem]:
+    """The parts of one response. Keys count responses and blocks, so a part keeps its key when it is stored."""
+    state: PartState = "streaming" if streaming else "done"
+    if message.stop_reason in ("aborted", "error") and not streaming:
+        state = "aborted" if message.stop_reason == "aborted" else "error"
+    items: list[AnswerItem] = []
+    for index, block in enumerate(message.content):
+        key = f"a{number}.{index}"
+        last = index == len(message.content) - 1
+        part: PartState = "done" if streaming and not last else state
+        if block.type == "text":
+            items.append(TextItem(key=key, text=block.text, state=part))
+        elif block.type == "thinking":
+            items.append(ThinkingItem(key=key, text=block.text, state=part))
+        elif block.type == "tool_call":
+            items.append(_tool_item(key, block, results.get(block.id), tools.get(block.id), finished=state == "done"))
+    if message.stop_reason == "error" and not streaming:
+        items.append(NoticeItem(key=f"a{number}.error", text=message.error or "the model failed", level="error"))
+    return items
+
+
+def _tool_item(
+    key: str,
+    call: ToolCall,
+    result: tuple[Entry, ToolResultMessage] | None,
+    tool: LiveTool | None,
+    *,
+    finished: bool,
+) -> ToolItem:
+    output = tool.output if tool is not None else ""
+    if result is not None:
+        entry, message = result
+        data = entry.data if isinstance(entry.data, dict) else {}
+        status: ToolStatus = "done"
+        if message.is_error:
+            status = _CODES.get(str(data.get("code")), "error")
+        diagnostics = tuple(
+            (str(item.get("severity")), str(item.get("message"))) for item in data.get("diagnostics") or ()
+        )
+        text = message.text
+        closing = text.rfind("<diagnostics>\n")
+        return ToolItem(
+            key=key,
+            name=call.name,
+            arguments=call.arguments,
+            output=output if output != text else "",
+            dropped=tool.dropped_chars if tool is not None else 0,
+            status=status,
+            replay=tool.replay if tool is not None else None,
+            duration=message.duration,
+            result=(text[:closing].rstrip("\n") if diagnostics and closing >= 0 else text) or None,
+            details_text=None if message.details is None else json.dumps(message.details, indent=1),
+            diagnostics=diagnostics,
+        )
+    if tool is None:
+        return ToolItem(key=key, name=call.name, arguments=call.arguments, status="pending" if finished else "aborted")
+    return ToolItem(
+        key=key,
+        name=call.name,
+        arguments=call.arguments,
+        output=output,
+        dropped=tool.dropped_chars,
+        status="running" if tool.status == "running" else "pending",
+        replay=tool.replay,
+        details_text=None if tool.details is None else json.dumps(tool.details, indent=1),
+        diagnostics=tuple((item.severity, item.message) for item in tool.diagnostics),
+    )
+
+
+# -- recovery --------------------------------------------------------------------------------------------------------
+
+
+def recovery_view(
+    path: str,
+    lives: Sequence[Life],
+    inspection: Inspection,
+    live: LiveState,
+    cut_off: Iterable[Attempt],
+    *,
+    prompts: Mapping[int, str],
+    paused: bool,
+    waiting_for: Sequence[str],
+) -> RecoveryView:
+    """What an opening found. ``prompts`` gives the text of the submissions that are open, by id."""
+    this = lives[-1] if lives else None
+    before = lives[-2] if len(lives) > 1 else None
+    previous = "new" if before is None else (before.ended or "crashed")
+    cut = {attempt.task for attempt in cut_off}
+    rows: list[RecoveryRow] = []
+    for record in inspection.submissions:
+        if record.status == "queued" and record.type == "input":
+            what = f"“{clip(prompts.get(record.id, ''), 60)}”"
+            rows.append(RecoveryRow(what="queued", title=f"input {record.id} {what}", was="queued", will="runs in turn"))
+    for item in inspection.tasks:
+        row = _recovery_row(item.record, live, item.record.id in cut, prompts)
+        if row is not None:
+            rows.append(row)
+    return RecoveryView(
+        path=path,
+        opened_at=this.opened_at if this is not None else None,
+        previous=previous,
+        previous_pid=before.pid if before is not None else None,
+        previous_host=before.host if before is not None else None,
+        previous_opened_at=before.opened_at if before is not None else None,
+        previous_commit_at=before.last_commit_at if before is not None else None,
+        rows=tuple(rows),
+        paused=paused,
+        waiting_for=tuple(waiting_for),
+    )
+
+
+def _recovery_row(task: TaskRecord, live: LiveState, cut_off: bool, prompts: Mapping[int, str]) -> RecoveryRow | None:
+    checkpoint = checkpoint_of_task(task) or {}
+    phase = str(checkpoint.get("phase", ""))
+    cut = " when the process ended" if cut_off else ""
+    if task.kind == "pi.generation":
+        return _generation_row(task, checkpoint, phase, live, cut, prompts)
+    if task.kind == "pi.tool":
+        given = task.input if isinstance(task.input, dict) else {}
+        name = str(given.get("name"))
+        if phase == "execute":
+            if checkpoint.get("replay") == "safe":
+                return RecoveryRow(what="tool", title=f"tool {name}", was=f"running{cut}", will="runs again: it is safe to repeat")
+            return RecoveryRow(
+                what="tool",
+                title=f"tool {name}",
+                was=f"running{cut}",
+                will="is reported as interrupted: not safe to repeat",
+                level="warn",
+            )
+        return RecoveryRow(what="tool", title=f"tool {name}", was="about to start", will="starts")
+    state = task.state
+    title = f"task {task.id} {task.kind}"
+    if state.status == "sleeping":
+        return RecoveryRow(what="sleep", title=title, was="asleep", will=f"wakes at {clock_time(state.until, date=True)}")
+    if state.status == "waiting":
+        return RecoveryRow(what="task", title=title, was=f"waiting for {len(state.on)} tasks", will="waits on")
+    if state.status == "completing":
+        return RecoveryRow(what="task", title=title, was="ending", will="ends when its owned work has")
+    if task.abort_requested:
+        return RecoveryRow(what="task", title=title, was="being aborted", will="its abort handler runs", level="warn")
+    will = f"goes on at {phase}" + (f" (restart {task.restarts})" if task.restarts else "")
+    return RecoveryRow(what="task", title=title, was=f"at {phase}{cut}", will=will)
+
+
+def _generation_row(
+    task: TaskRecord,
+    checkpoint: Mapping[str, JsonValue],
+    phase: str,
+    live: LiveState,
+    cut: str,
+    prompts: Mapping[int, str],
+) -> RecoveryRow | None:
+    asked = ""
+    if live.run is not None and live.run.task == task.id:
+        asked = next((prompts[id] for id in live.run.inputs if id in prompts), "")
+    title = f"answer to “{clip(asked, 60)}”" if asked else f"turn {task.id}"
+    if phase == "tools":
+        return None  # its calls have rows of their own
+    if phase == "request":
+        partial = live.generation.message if live.generation is not None else None
+        if partial is not None and partial.text:
+            was = f"streaming{cut}, {len(partial.text):,} characters stored"
+            return RecoveryRow(
+                what="request", title=title, was=was, will="is asked again; the half answer is kept and marked", level="warn"
+            )
+        return RecoveryRow(what="request", title=title, was=f"asked{cut}, nothing had arrived", will="is asked again")
+    if phase == "retry":
+        at = checkpoint.get("until")
+        when = clock_time(float(at)) if isinstance(at, int | float) else "its time"
+        return RecoveryRow(what="sleep", title=title, was="waiting to try again", will=f"tries again at {when}")
+    if phase == "poll":
+        return RecoveryRow(what="sleep", title=title, was="at the provider", will="is asked for at its time")
+    if phase in ("finish", "drain"):
+        return RecoveryRow(what="task", title=title, was="tidying up after the answer", will="goes on")
+    return RecoveryRow(what="request", title=title, was="being prepared", will="is prepared and asked")
+
+
+# -- tasks and transcripts -------------------------------------------------------------------------------------------
+
+
+def tasks_view(graph: TaskGraph, ended: Sequence[TaskRecord] = (), *, all: bool = False, limit: int = 200) -> TasksView:
+    """Live tasks as a tree, then ended ones, oldest first."""
+    children: dict[int | None, list[int]] = {}
+    for node in graph.tasks.values():
+        owner = node.owner if node.owner in graph.tasks else None
+        children.setdefault(owner, []).append(node.id)
+    rows: list[TaskRow] = []
+    stack: list[tuple[int, int]] = [(id, 0) for id in reversed(children.get(None, []))]
+    while stack:
+        id, depth = stack.pop()
+        task = graph.tasks[id]  # type: ignore[index]
+        about = ""
+        status: str = task.status
+        if task.blocked is not None:
+            status, about = "blocked", _BLOCKED[task.blocked]
+        elif task.status == "waiting":
+            about = "waits for " + ", ".join(map(str, task.on[:8])) + (" …" if len(task.on) > 8 else "")
+        elif task.status == "sleeping" and task.until is not None:
+            about = f"until {clock_time(task.until, date=True)}"
+        if task.abort_requested:
+            about = f"{about} · being aborted".removeprefix(" · ")
+        rows.append(
+            TaskRow(
+                id=task.id,
+                kind=task.kind,
+                status=status,
+                phase=task.phase,
+                attempt=task.restarts + 1,
+                depth=depth,
+                started_at=task.started_at,
+                about=about,
+                background=task.background,
+            )
+        )
+        stack.extend((child, depth + 1) for child in reversed(children.get(id, [])))
+    for record in ended:
+        outcome = outcome_of_task(record)
+        if outcome is None:
+            continue
+        error = getattr(outcome, "error", None)
+        rows.append(
+            TaskRow(
+                id=record.id,
+                kind=record.kind,
+                status=outcome.status,
+                started_at=record.started_at,
+                ended_at=record.ended_at,
+                about=error.message if error is not None else "",
+            )
+        )
+    return TasksView(rows=tuple(rows[:limit]), all=all, hidden=max(0, len(rows) - limit))
+
+
+_BLOCKED = {
+    "missing_task": "its code is not installed here",
+    "task_too_old": "a newer version of its code stored it",
+    "migration_failed": "its migration failed",
+}
+
+_ROLES = {"pi.user": "user", "pi.assistant": "assistant", "pi.system": "system", "pi.tool-result": "tool"}
+
+
+def transcript_view(entries: Sequence[Entry], *, conversation: int | None = None, earlier: int = 0) -> TranscriptView:
+    """Entries as people read them, oldest first."""
+    shown: list[TranscriptEntry] = []
+    for entry in entries:
+        message = entry.messages[0] if entry.messages else None
+        markers: list[str] = []
+        title = None
+        text = entry.text
+        model = None
+        struck = False
+        role = _ROLES.get(entry.kind, "note" if message is not None else "marker")
+        if isinstance(message, AssistantMessage):
+            model = message.model
+            if message.stop_reason == "aborted":
+                markers.append("cut off, kept")
+                struck = True
+            elif message.stop_reason == "error":
+                markers.append(f"failed: {message.error}")
+            calls = [f"{call.name}({', '.join(call.arguments)})" for call in message.tool_calls]
+            if calls:
+                text = "\n\n".join([text, *(f"calls `{call}`" for call in calls)]).strip()
+        elif isinstance(message, ToolResultMessage):
+            title = f"tool {message.tool_name}"
+            if message.is_error:
+                data = entry.data if isinstance(entry.data, dict) else {}
+                markers.append(str(data.get("code") or "error"))
+        elif message is not None and message.role == "system":
+            parts = [f"sets {key}" for key, value in message.sections.items() if value is not None]
+            parts += [f"drops {key}" for key, value in message.sections.items() if value is None]
+            parts += [f"offers {tool.name}" for tool in message.tools_added]
+            parts += [f"withdraws {name}" for name in message.tools_removed]
+            text = ", ".join(parts)
+        elif message is None:
+            title = entry.kind
+            text = "" if entry.data is None else json.dumps(entry.data, ensure_ascii=False)
+        shown.append(
+            TranscriptEntry.model_validate(
+                {
+                    "id": entry.id,
+                    "role": role,
+                    "text": text,
+                    "title": title,
+                    "at": getattr(message, "timestamp", None),
+                    "model": model or None,
+                    "markers": tuple(markers),
+                    "struck": struck,
+                }
+            )
+        )
+    return TranscriptView(entries=tuple(shown), conversation=conversation, earlier=earlier)
