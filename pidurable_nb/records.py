@@ -173,11 +173,13 @@ class Running(Value):
 
 
 class Waiting(Value):
-    """Waits for other tasks, then goes on at the checkpoint."""
+    """Waits for other tasks or a signal, at the longest until an instant, then goes on at the checkpoint."""
 
     checkpoint: Checkpoint
     on: tuple[TaskId, ...]
     policy: WaitPolicy = "all_settled"
+    signal: str | None = None
+    until: float | None = None
     status: Literal["waiting"] = "waiting"
 
 
@@ -216,6 +218,7 @@ class TaskRecord(Value):
     conversation_id: ConversationId
     kind: str
     version: int
+    state: TaskState
     input: JsonValue = None
     owner: TaskId | None = None
     background: bool = False
@@ -226,7 +229,6 @@ class TaskRecord(Value):
     ended_at: float | None = None
     restarts: int = 0
     memos: dict[str, JsonValue] = Field(default_factory=dict)
-    state: TaskState
 
     @property
     def terminal(self) -> bool:
@@ -261,11 +263,11 @@ class DocumentRecord(Value):
     id: DocumentId
     kind: str
     scope: DocumentScope
+    created_at: int
     scope_id: int | None = None
     key: str | None = None
     history: DocumentHistory = "latest"
     fork: ForkPolicy = "initial"
-    created_at: int
     retired_at: int | None = None
 
 
@@ -285,8 +287,8 @@ class Life(Value):
     id: int
     pid: int
     host: str
-    kernel: str | None = None
     opened_at: float
+    kernel: str | None = None
     last_commit: int | None = None
     last_commit_at: float | None = None
     ended: Literal["closed", "failed"] | None = None

@@ -1,12 +1,13 @@
 """The scheduler's decisions: events in, instructions out, nothing else (engine.md, sections 7 and 8).
 
-The core knows the committed records of live tasks and which of them this process runs. *Events* (methods whose names are
-past participles) tell it what happened; ``decide`` returns the *instructions* that follow. It performs no input or
+The core knows the committed records of live tasks and which of them this process runs. *Events* (methods whose names
+are past participles) tell it what happened; ``decide`` returns the *instructions* that follow. It performs no input or
 output, keeps no clock, and calls no user code, so everything it does can be driven and checked by a test.
 
 Words. A task is *cancelled* when it or something above it is abort-marked or ended otherwise than completed: no run
 phase of it may start. It is *drained* when nothing of its ordinary owned work is live. It is *ready* when an invocation
-could start, and *blocked* when its definition cannot take it.
+could start, and *blocked* when its definition cannot take it. It is *queued* when it is ready and was not handed out
+yet, and *reserving* from the instruction that hands it out until the shell says that it started or was passed over.
 
 Every decision about a task is made in one place, ``_assess``, from its record and a handful of flags; events only say
 whose turn it is to be assessed again. Each step costs what it touches, so many tasks stay linear.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ..records import TaskRecord, Waiting, outcome_of_task
+from ..records import Sleeping, TaskRecord, Waiting, outcome_of_task
 
 BlockedReason: TypeAlias = Literal["missing_task", "task_too_old", "migration_failed"]
 Mode: TypeAlias = Literal["run", "abort"]
@@ -107,8 +108,11 @@ class StoryEvent:
 
 
 class SchedulerCore:
-    """``readiness`` answers for a record from the registry as it is now; ``owner_of`` names the task whose ordinary work
-    a task is (see ``Mirror``)."""
+    """Decides what happens to live tasks.
+
+    ``readiness`` answers for a record from the registry as it is now; ``owner_of`` names the task whose ordinary work a
+    task is (see ``Mirror``).
+    """
 
     def __init__(
         self, readiness: Callable[[TaskRecord], Readiness], owner_of: Callable[[TaskRecord], int | None]
@@ -127,7 +131,8 @@ class SchedulerCore:
         self._to_cancel: dict[int, None] = {}
         self._dirty: dict[int, None] = {}
         self._blocked: set[int] = set()
-        self._queued: set[int] = set()  # in the ready queue, or reserved and not yet started
+        self._queued: set[int] = set()  # in the ready queue
+        self._reserving: set[int] = set()  # handed out by Reserve, neither started nor passed over
         self._marking: set[int] = set()  # an abort mark was asked for and has not landed
         self._ending: set[int] = set()  # asked to be finalised or orphaned
         self._running = 0
@@ -178,7 +183,8 @@ class SchedulerCore:
     def started(self, task: int, mode: Mode, at: float) -> None:
         """An invocation of a reserved task began."""
         node = self.nodes[task]
-        self._queued.discard(task)
+        assert node.invocation is None, f"task {task} already has an invocation"
+        self._reserving.discard(task)
         node.invocation = mode
         self._running += 1
         self._note(at, task, f"{mode} invocation began")
@@ -194,19 +200,20 @@ class SchedulerCore:
             self._touch(task)
 
     def passed_over(self, task: int, blocked: BlockedReason | None = None) -> None:
-        """A reserve did not start a task: its record had changed, or its migration failed."""
+        """A reserve did not start a task: its record had changed, it may not run any more, or its migration failed."""
         node = self.nodes.get(task)
-        self._queued.discard(task)
+        self._reserving.discard(task)
         if node is not None:
             if blocked is not None:
                 self._block(node, blocked)
-            else:
-                self._touch(task)
+            self._touch(task)
 
     def registry_changed(self) -> None:
         """Definitions may have come, gone or changed: whatever is blocked or ready is considered again."""
         self._ending.difference_update(self._to_orphan)
         self._to_orphan.clear()
+        self._ready.clear()
+        self._queued.clear()
         for task in self.nodes:
             self._touch(task)
 
@@ -229,13 +236,14 @@ class SchedulerCore:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[Instruction]:
-        """What is to be done now, in this order: marks, ends, cancellations, starts."""
-        while self._sleepers and self._sleepers[0][0] <= now:
-            self._touch(heapq.heappop(self._sleepers)[1])
+        """What is to be done now, in this order: cancellations, marks, ends, starts."""
+        self._ring(now)
         self._assess_dirty(now)
         instructions: list[Instruction] = []
         if self.closing:
             return instructions
+        instructions.extend(Cancel(task) for task in self._to_cancel)
+        self._to_cancel.clear()
         for reason in ("restart", None):
             marks = tuple(task for task, why in self._to_mark.items() if why == reason)
             if marks:
@@ -244,9 +252,6 @@ class SchedulerCore:
         if self._to_finalise:
             instructions.append(Finalise(tuple(self._to_finalise)))
             self._to_finalise.clear()
-        if self._to_cancel:
-            instructions.extend(Cancel(task) for task in self._to_cancel)
-            self._to_cancel.clear()
         if self.resumed:
             if self._to_orphan:
                 instructions.append(Orphan(tuple(self._to_orphan.items())))
@@ -255,26 +260,30 @@ class SchedulerCore:
             while self._ready and len(reserve) < RESERVE_AT_ONCE:
                 task = self._ready.popleft()
                 node = self.nodes.get(task)
-                mode = self._may_start(node, now) if node is not None else None
-                if mode is None:
-                    self._queued.discard(task)
-                else:
+                if node is None or task not in self._queued:
+                    continue
+                self._queued.discard(task)
+                mode = self._may_start(node, now)
+                if mode is not None:
+                    self._reserving.add(task)
                     reserve.append((task, mode))
+                else:  # the clock went back
+                    self._assess(node, now)
             if reserve:
                 instructions.append(Reserve(tuple(reserve)))
         return instructions
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether ``decide`` has more to say without a new event (only a full reserve leaves something)."""
-        return bool(self.resumed and not self.closing and self._ready)
+    def may_run(self, task: int) -> bool:
+        """Whether a run phase of a reserved or running task may start now: neither it nor an owner is cancelled."""
+        node = self.nodes.get(task)
+        return node is not None and not node.cancelled and not node.record.abort_requested
 
     def active(self, now: float) -> bool:
         """Whether a task can run or runs now (engine.md, section 8)."""
+        self._ring(now)
         self._assess_dirty(now)
-        due = bool(self._sleepers) and self._sleepers[0][0] <= now
-        return due or bool(
-            self._running or self._queued or self._to_mark or self._to_finalise or self._to_orphan or self._marking
+        return bool(
+            self._running or self._queued or self._reserving or self._marking or self._ending or self._to_cancel
         )
 
     def next_wake(self) -> float | None:
@@ -282,13 +291,21 @@ class SchedulerCore:
         while self._sleepers:
             until, task = self._sleepers[0]
             node = self.nodes.get(task)
-            state = node.record.state if node is not None else None
-            if node is not None and state is not None and state.status == "sleeping" and state.until == until:
+            if node is not None and _until(node.record) == until == node.alarm:
                 if not node.record.abort_requested and not node.cancelled:
                     return until
                 node.alarm = None
             heapq.heappop(self._sleepers)
         return None
+
+    def _ring(self, now: float) -> None:
+        """Look again at the tasks whose alarm has rung."""
+        while self._sleepers and self._sleepers[0][0] <= now:
+            until, task = heapq.heappop(self._sleepers)
+            node = self.nodes.get(task)
+            if node is not None and node.alarm == until:
+                node.alarm = None  # a clock that goes back sets it again
+                self._touch(task)
 
     # -- assessment --------------------------------------------------------------------------------------------------
 
@@ -307,16 +324,21 @@ class SchedulerCore:
             if record.abort_requested and node.invocation == "run":
                 self._to_cancel[record.id] = None
             return
-        if record.id in self._queued or record.id in self._ending:
+        if record.id in self._reserving or record.id in self._ending:
             return
+        if record.id in self._queued:
+            if self._may_start(node, now) is not None:
+                return
+            self._queued.discard(record.id)
         if record.state.status == "completing":
             if not node.children:
                 self._ending.add(record.id)
                 self._to_finalise[record.id] = None
             return
-        if record.state.status == "sleeping" and record.state.until > now and node.alarm != record.state.until:
-            node.alarm = record.state.until
-            heapq.heappush(self._sleepers, (node.alarm, record.id))
+        until = _until(record)
+        if until is not None and until > now and node.alarm != until:
+            node.alarm = until
+            heapq.heappush(self._sleepers, (until, record.id))
         if self._may_start(node, now) is None:
             self._unblock(node)
             return
@@ -344,8 +366,10 @@ class SchedulerCore:
             return None
         if state.status == "pending":
             return "run"
-        if state.status == "waiting":
-            return "run" if not node.unsettled else None
+        if isinstance(state, Waiting):
+            settled = state.signal is None and not node.unsettled and (bool(state.on) or state.until is None)
+            due = state.until is not None and state.until <= now
+            return "run" if settled or due else None
         if state.status == "sleeping":
             return "run" if state.until <= now else None
         return None
@@ -382,8 +406,10 @@ class SchedulerCore:
             self._running -= 1  # its code may run on for a moment; the task itself has ended
             node.invocation = None
         del self.nodes[record.id]
-        for flags in (self._queued, self._marking, self._ending):
+        for flags in (self._queued, self._reserving, self._marking, self._ending):
             flags.discard(record.id)
+        for asked in (self._to_mark, self._to_finalise, self._to_orphan, self._to_cancel):
+            asked.pop(record.id, None)  # type: ignore[attr-defined]
         above = self.nodes.get(node.owner) if node.owner is not None else None
         if above is not None:
             above.children.discard(record.id)
@@ -420,9 +446,16 @@ class SchedulerCore:
         """After an opening, when ends before it are known: fail-fast waits with a failed target abort the rest."""
         for node in self.nodes.values():
             state = node.record.state
-            if isinstance(state, Waiting) and state.policy == "fail_fast":
-                if any(failed(task) for task in state.on if task not in self.nodes):
-                    self._fail_fast(node)
+            if not isinstance(state, Waiting) or state.policy != "fail_fast":
+                continue
+            if any(failed(task) for task in state.on if task not in self.nodes):
+                self._fail_fast(node)
+
+    def target_failed(self, task: int) -> None:
+        """A fail-fast wait was committed when one of its targets had already ended without completing."""
+        node = self.nodes.get(task)
+        if node is not None and isinstance(node.record.state, Waiting):
+            self._fail_fast(node)
 
     def _fail_fast(self, node: Node) -> None:
         for task in sorted(node.unsettled):
@@ -463,29 +496,79 @@ class SchedulerCore:
     def validate(self) -> None:
         """Check the invariants; raises ``AssertionError`` naming the first that is broken."""
         running = 0
+        alarms = set(self._sleepers)
         for id, node in self.nodes.items():
             record = node.record
-            assert id == record.id and not record.terminal, f"task {id} is kept although it ended"
+            assert id == record.id, f"task {record.id} is kept as {id}"
+            assert not record.terminal, f"task {id} is kept although it ended"
             running += node.invocation is not None
             for child in node.children:
                 assert child in self.nodes, f"task {id} counts child {child}, which has ended"
                 assert self.nodes[child].owner == id, f"task {child} is not owned by {id}"
-            if node.owner is not None and node.owner in self.nodes:
-                assert id in self.nodes[node.owner].children, f"task {id} is missing below {node.owner}"
+            above = self.nodes.get(node.owner) if node.owner is not None else None
+            if above is not None:
+                assert id in above.children, f"task {id} is missing below {node.owner}"
+                outcome = outcome_of_task(above.record)
+                if above.cancelled or above.record.abort_requested or (outcome and outcome.status != "completed"):
+                    assert node.cancelled, f"task {id} may run although its owner {node.owner} is cancelled"
+            if node.cancelled and not record.abort_requested and record.state.status != "completing":
+                assert id in self._marking, f"task {id} is cancelled, and no mark of it is under way"
             if node.invocation == "abort":
                 assert not node.children, f"the abort handler of {id} runs while work below is live"
+            if node.alarm is not None:
+                assert (node.alarm, id) in alarms, f"the alarm of {id} is lost"
             for target in node.unsettled:
+                assert target in self.nodes, f"task {id} waits for {target}, which has ended"
                 assert id in self._waiters.get(target, ()), f"task {id} would not hear of the end of {target}"
-            assert (node.blocked is not None) == (id in self._blocked), f"task {id} is blocked and not listed, or listed"
+            assert (node.blocked is not None) == (id in self._blocked), f"task {id} is wrongly listed as blocked or not"
+            elsewhere = [id in flags for flags in (self._queued, self._reserving, self._ending)]
+            assert elsewhere.count(True) + (node.invocation is not None) <= 1, f"task {id} is in two places at once"
         assert running == self._running, f"{running} invocations run, {self._running} were counted"
+        for what, ids in (("queued", self._queued), ("reserving", self._reserving), ("marking", self._marking)):
+            assert ids <= self.nodes.keys(), f"{what} tasks are not live: {sorted(ids - self.nodes.keys())}"
+        assert self._queued <= set(self._ready), f"queued, not in the queue: {self._queued - set(self._ready)}"
+
+    def overlooked(self, now: float) -> list[int]:
+        """Tasks that could go on and that nothing is under way for: a lost wake-up. Empty after ``decide``."""
+        busy = self._queued | self._reserving | self._ending | self._marking | self._dirty.keys()
+        lost: list[int] = []
+        for id, node in self.nodes.items():
+            if id in busy or node.invocation is not None or node.blocked is not None:
+                continue
+            state = node.record.state
+            if (
+                self._may_start(node, now) is not None
+                or (state.status == "completing" and not node.children)
+                or ((until := _until(node.record)) is not None and until > now and node.alarm != until)
+            ):
+                lost.append(id)
+        return lost
+
+
+def _until(record: TaskRecord) -> float | None:
+    """When a sleep or a bounded wait is due."""
+    state = record.state
+    return state.until if isinstance(state, Sleeping | Waiting) else None
 
 
 def _describe(record: TaskRecord) -> str:
     state = record.state
     if state.status == "waiting":
-        return f"waits on {', '.join(map(str, state.on))} ({state.policy})"
+        return _describe_wait(state)
     if state.status == "sleeping":
         return f"sleeps until {state.until:.3f}"
     if state.status == "completing":
         return f"holds its outcome {state.outcome.status} until its work has drained"
     return f"{state.status} at {state.checkpoint.get('phase')}" if state.status != "terminal" else "ended"
+
+
+def _describe_wait(state: Waiting) -> str:
+    what = []
+    if state.on:
+        shown = ", ".join(map(str, state.on[:10])) + (f" and {len(state.on) - 10} more" if len(state.on) > 10 else "")
+        what.append(f"on {shown} ({state.policy})")
+    if state.signal is not None:
+        what.append(f"for the signal {state.signal!r}")
+    if state.until is not None:
+        what.append(f"until {state.until:.3f}")
+    return f"waits {' '.join(what)}" if what else "waits for nothing"

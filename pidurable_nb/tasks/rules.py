@@ -1,7 +1,8 @@
 """How a task's record may change: every transition is a row of one table (engine.md, section 7).
 
-``change`` is the only place where a task's state is replaced. It looks the transition up, stamps the times, and keeps or
-clears what the state calls for; an illegal transition raises with what the record was.
+``change`` is the only place where a task's state is replaced. It looks the transition up, stamps the times, and keeps
+or clears what the state calls for; an illegal transition raises with what the record was, and the engine adds the task's
+story to it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ..records import (
     Waiting,
 )
 
-Cause: TypeAlias = Literal["reserve", "next", "wait", "sleep", "outcome", "drained", "park", "recover"]
+Cause: TypeAlias = Literal[
+    "reserve", "next", "wait", "sleep", "receive", "signal", "outcome", "drained", "park", "recover"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,14 @@ class Row:
 
 TABLE: tuple[Row, ...] = (
     Row("reserve", "pending", "running", "the scheduler starts an invocation"),
-    Row("reserve", "waiting", "running", "what it waited on has settled, or it is aborted"),
+    Row("reserve", "waiting", "running", "what it waited on has settled, its time has come, or it is aborted"),
     Row("reserve", "sleeping", "running", "its time has come, or it is aborted"),
     Row("reserve", "running", "running", "its run invocation was cancelled and its abort handler starts"),
     Row("next", "running", "running", "a phase leads to the next one"),
     Row("wait", "running", "waiting", "a phase waits for other tasks"),
     Row("sleep", "running", "sleeping", "a phase sleeps until an instant"),
+    Row("receive", "running", "pending", "a phase asks for a signal that is already there"),
+    Row("signal", "waiting", "pending", "the signal that it waits for arrives"),
     Row("outcome", "running", "completing", "an outcome while ordinary owned work is live"),
     Row("outcome", "running", "terminal", "an outcome, and nothing below is live"),
     Row("outcome", "pending", "completing", "ended by the scheduler: restart limit or missing code"),
