@@ -108,10 +108,10 @@ class Usage(Value):
         )
 
 
-class _Spoken(Value):
+class _Spoken:
     """A message with content."""
 
-    content: Content = Field(default_factory=list)
+    content: Content
 
     @property
     def text(self) -> str:
@@ -119,9 +119,10 @@ class _Spoken(Value):
         return text_of(self.content)
 
 
-class UserMessage(_Spoken):
+class UserMessage(_Spoken, Value):
     """What a person, or the program for them, said."""
 
+    content: Content = Field(default_factory=list)
     timestamp: float | None = None
     role: Literal["user"] = "user"
 
@@ -129,13 +130,14 @@ class UserMessage(_Spoken):
 StopReason: TypeAlias = Literal["stop", "length", "tool_use", "error", "aborted", "deferred"]
 
 
-class AssistantMessage(_Spoken):
+class AssistantMessage(_Spoken, Value):
     """One response of a model.
 
     ``model`` is ``"provider:name"``; ``thinking`` the level it was asked with; ``error`` the provider's text when
     ``stop_reason`` is ``error``; ``duration`` seconds; ``deferred`` the handle to poll when it is ``deferred``.
     """
 
+    content: Content = Field(default_factory=list)
     model: str = ""
     thinking: str | None = None
     stop_reason: StopReason = "stop"
@@ -175,11 +177,12 @@ class SystemMessage(Value):
         return "\n\n".join(text for text in self.sections.values() if text is not None)
 
 
-class ToolResultMessage(_Spoken):
+class ToolResultMessage(_Spoken, Value):
     """The result of one call. ``details`` is for user interfaces and is not sent to the model."""
 
     call_id: str
     tool_name: str
+    content: Content = Field(default_factory=list)
     is_error: bool = False
     details: JsonValue = None
     usage: Usage | None = None

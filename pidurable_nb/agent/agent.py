@@ -98,9 +98,7 @@ class Agent:
     def offered(self) -> dict[str, ToolDeclaration]:
         """What the model is told about, by name."""
         return {
-            name: tool.declaration
-            for name, tool in self.tools.items()
-            if tool.callers != "tools" and not tool.deferred
+            name: tool.declaration for name, tool in self.tools.items() if tool.callers != "tools" and not tool.deferred
         }
 
     def hooks(self, kind: type[Any]) -> list[tuple[str, Any]]:

@@ -449,7 +449,9 @@ def unanswered_message(record: SubmissionRecord) -> str:
 
 
 def _checked_blocks(content: str | Sequence[ContentBlock]) -> list[ContentBlock]:
-    blocks: list[ContentBlock] = [TextBlock(content)] if isinstance(content, str) else _blocks.validate_python(list(content))
+    blocks: list[ContentBlock] = (
+        [TextBlock(content)] if isinstance(content, str) else _blocks.validate_python(list(content))
+    )
     if not blocks or not any(block.type != "text" or block.text.strip() for block in blocks):
         raise ValueError("an input needs content: text that is not empty, or blocks")
     for index, block in enumerate(blocks):

@@ -597,9 +597,7 @@ async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
             live = await tx.doc(LiveState, conversation)
             call = message.tool_calls[phase.rest[0]]
             id = await _create_call(tx, task, live, assistant.id, call)
-            following = GenerationTask.Tools(
-                assistant=assistant.id, tasks=(*phase.tasks, id), rest=phase.rest[1:]
-            )
+            following = GenerationTask.Tools(assistant=assistant.id, tasks=(*phase.tasks, id), rest=phase.rest[1:])
             tx.wait([id], following)
         return
     outcomes = await task.outcomes(phase.tasks)

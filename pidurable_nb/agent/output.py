@@ -44,7 +44,9 @@ class OutputBuffer:
         lines = self.text.count("\n") - self.limits.lines
         if lines > 0:
             parts = self.text.split("\n")
-            kept, rest = (parts[: self.limits.lines], parts[self.limits.lines :]) if head else (parts[lines:], parts[:lines])
+            kept, rest = (
+                (parts[: self.limits.lines], parts[self.limits.lines :]) if head else (parts[lines:], parts[:lines])
+            )
             self._drop("\n".join(rest) + "\n")
             self.text = "\n".join(kept)
         encoded = self.text.encode()

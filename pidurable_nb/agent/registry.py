@@ -64,9 +64,7 @@ class RegistrySnapshot:
         chosen = self.selected(extensions)
         origin = {part.key: extension.name for extension in chosen for part in extension.sections}
         found = {part.key: part for extension in chosen for part in extension.sections}
-        return {
-            key: (part, origin[key]) for key, part in self._wrapped("section", chosen, found, on_error).items()
-        }
+        return {key: (part, origin[key]) for key, part in self._wrapped("section", chosen, found, on_error).items()}
 
     @staticmethod
     def _wrapped(

@@ -31,7 +31,9 @@ async def start_run(
     return task
 
 
-async def continue_run(tx: Tx, conversation: ConversationId, inputs: Sequence[SubmissionId] = (), turns: int = 1) -> TaskId:
+async def continue_run(
+    tx: Tx, conversation: ConversationId, inputs: Sequence[SubmissionId] = (), turns: int = 1
+) -> TaskId:
     """Hand the run to the next generation; ``inputs`` joined it."""
     from .generation import GenerationTask
 
@@ -83,7 +85,9 @@ def _take(inbox: InboxState, mode: str, everything: bool) -> list[InboxItem]:
     return taken
 
 
-async def boundary(tx: Tx, conversation: ConversationId, settings: Settings, active_from: EntryId | None) -> list[SubmissionId]:
+async def boundary(
+    tx: Tx, conversation: ConversationId, settings: Settings, active_from: EntryId | None
+) -> list[SubmissionId]:
     """Between two turns of a run: place writes, then steers. Returns the inputs that joined."""
     inbox = await tx.doc(InboxState, conversation)
     await place_writes(tx, conversation, inbox, active_from)
@@ -136,9 +140,7 @@ async def settle_inputs(
         if reason is not None:
             tx._put_submission(record.replaced(status="unanswered", reason=reason, detail=detail))
         else:
-            tx._put_submission(
-                record.replaced(status="done", answer=answer if record.type == "input" else None)
-            )
+            tx._put_submission(record.replaced(status="done", answer=answer if record.type == "input" else None))
 
 
 def clear(live: LiveState) -> None:

@@ -21,9 +21,9 @@ class LiveRun(Value):
     """The run that is going on: its present generation task, its inputs, its finished turns, its first entry."""
 
     task: TaskId
+    first: EntryId
     inputs: tuple[SubmissionId, ...] = ()
     turns: int = 0
-    first: EntryId
     after_run: bool = False
     spent: Usage = Field(default_factory=Usage)
 
@@ -66,8 +66,8 @@ class LiveTool(Value):
 
     call: str
     name: str
-    arguments: dict[str, JsonValue] = Field(default_factory=dict)
     task: TaskId
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
     status: Literal["pending", "running", "done"] = "pending"
     replay: Literal["safe", "unsafe"] | None = None
     started_at: float | None = None
@@ -100,8 +100,8 @@ class RunFailure(Value):
     """Why the last run ended without an answer, and where its history starts."""
 
     reason: str
-    detail: JsonValue = None
     first: EntryId
+    detail: JsonValue = None
 
 
 class CompactionFailure(Value):

@@ -152,7 +152,9 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
                     raise
                 result = error_result(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
                 if buffer.text:
-                    result = ToolResult([*_content(result), TextBlock(f"Output before the error:\n{buffer.text}")], is_error=True)
+                    result = ToolResult(
+                        [*_content(result), TextBlock(f"Output before the error:\n{buffer.text}")], is_error=True
+                    )
                 code = "tool_error"
             finally:
                 await context._quiet()
@@ -271,7 +273,14 @@ async def _start_from_empty(task: TaskRun[Any, Any]) -> None:
     async with task.commit() as tx:
         live = await tx.doc(LiveState, task.conversation_id)
         update_tool(
-            live, task.id, output="", dropped_chars=0, dropped_lines=0, details=None, diagnostics=(), started_at=task.now()
+            live,
+            task.id,
+            output="",
+            dropped_chars=0,
+            dropped_lines=0,
+            details=None,
+            diagnostics=(),
+            started_at=task.now(),
         )
 
 
@@ -438,7 +447,9 @@ async def call_nested(
     outcome = outcome_of_task(ended)
     if outcome is not None and outcome.status == "completed":
         return ToolOutcome.model_validate(outcome.result)
-    text = "The nested call was aborted." if outcome is None or outcome.status == "aborted" else "The nested call failed."
+    text = (
+        "The nested call was aborted." if outcome is None or outcome.status == "aborted" else "The nested call failed."
+    )
     return ToolOutcome(content=[TextBlock(text)], is_error=True, code="tool_error")
 
 

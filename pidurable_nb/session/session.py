@@ -813,5 +813,3 @@ async def as_storage(storage: Any, clock: Callable[[], float]) -> Storage:
     from ..storage import open_storage
 
     return await open_storage(storage, clock=clock)
-
-
