@@ -23,7 +23,6 @@ MAX_DEPTH = 150
 """The deepest nesting that is stored: pydantic's JSON parser stops at 200, and records add levels of their own."""
 
 if TYPE_CHECKING:
-
     from pydantic._internal._model_construction import ModelMetaclass
 
     @dataclass_transform(kw_only_default=False, field_specifiers=(Field,))
