@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -16,6 +16,15 @@ from ..errors import StorageCorrupt, StorageRequestError
 from ..patch import apply
 from ..records import DocumentRecord, Life, SubmissionStatus, TaskStatus
 from ..values import JsonValue, Value
+from .protocol import (
+    BatchItem,
+    CopyDocument,
+    CreateDocument,
+    PutConversation,
+    PutEntry,
+    PutSubmission,
+    PutTask,
+)
 
 V = TypeVar("V", bound=Value)
 
@@ -48,6 +57,14 @@ def kernel_id() -> str | None:
 def new_life(id: int, opened_at: float) -> Life:
     """The life of an opening by this process."""
     return Life(id=id, pid=os.getpid(), host=socket.gethostname(), kernel=kernel_id(), opened_at=opened_at)
+
+
+def highest_id(items: Iterable[BatchItem], top: int) -> int:
+    """The highest id that a batch uses, or ``top`` where that is higher: what ids are minted after."""
+    for item in items:
+        if isinstance(item, (PutConversation, PutEntry, PutTask, PutSubmission, CreateDocument, CopyDocument)):
+            top = max(top, item.record.id)
+    return top
 
 
 # -- requests --------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from pydantic_core import from_json, to_json
 
 from ..errors import DurableError, SchemaTooNew, StorageCorrupt, StorageError, StorageRequestError
 from ..records import Attempt, DocumentRecord, Life
-from .common import new_life
+from .common import highest_id, new_life
 from .lock import OwnerLock, warn_about_network
 from .memory import DocumentRow, MemoryState, Revision, Row
 from .protocol import (
@@ -266,9 +266,6 @@ def _chunks(rows: list[Any], size: int = 500) -> Iterator[list[Any]]:
 # -- the storage -----------------------------------------------------------------------------------------------------
 
 
-_WITHOUT_RECORD = (RetireDocument, StartAttempt, EndAttempt)
-
-
 class _Line(Sealed):
     """A commit as its items and its line, made when it was called."""
 
@@ -463,8 +460,7 @@ class JsonlStorage(QueuedStorage[_Line]):
     def _seal(self, batch: Iterable[BatchItem], seq: int, at: float, life: int, top_id: int) -> _Line:
         items = list(batch)
         parts = ",".join(_item_text(item, self.name) for item in items)
-        ids: list[int] = [item.record.id for item in items if not isinstance(item, _WITHOUT_RECORD)]
-        sealed = _Line(seq, at, life, max(top_id, *ids) if ids else top_id)
+        sealed = _Line(seq, at, life, highest_id(items, top_id))
         sealed.items = items
         sealed.line = line_of(
             f'"seq":{seq},"at":{_text(float(at))},"life":{life},"top":{sealed.top_id},"items":[{parts}]'

@@ -38,6 +38,7 @@ from .common import (
     check_page,
     check_point,
     gone,
+    highest_id,
     keeps_history,
     materialise,
     new_life,
@@ -702,8 +703,8 @@ class MemoryStorage(Opening):
         state = self._state
         when = self._clock() if at is None else at
         life = self.life.id
+        self._next_id = highest_id(items, self._next_id)
         self.last_seq = state.commit(lambda seq, at: state.apply(items, seq, at, life), when, life, self._next_id)
-        self._next_id = max(self._next_id, state.top_id)
         return self.last_seq
 
     async def _read(self, read: Callable[..., T], *args: Any) -> T:

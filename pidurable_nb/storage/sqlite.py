@@ -159,7 +159,7 @@ class _Sealed(Sealed):
             elif isinstance(item, RetireDocument):
                 self.steps.append(item)
                 documents.append(item.id)
-                id = item.id
+                continue
             elif isinstance(item, (StartAttempt, EndAttempt)):
                 self.steps.append(item)
                 continue

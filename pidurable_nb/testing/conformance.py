@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from ..errors import DurableError, InvalidValue, SessionClosed, SessionInUse, StorageError, StorageRequestError
-from ..messages import UserMessage
+from ..messages import TextBlock, UserMessage
 from ..patch import Op
 from ..records import (
     Completed,
@@ -354,7 +354,7 @@ class StorageConformance:
                 parent=ForkPoint(conversation=ConversationId(1), at=EntryId(3)),
                 owner=ConversationOwner(conversation=ConversationId(1), task=TaskId(4)),
             ),
-            entry(3, messages=(UserMessage("hi"),), data=data, head=EntryId(3), by_task=TaskId(4)),
+            entry(3, messages=(UserMessage([TextBlock("hi")]),), data=data, head=EntryId(3), by_task=TaskId(4)),
             task(4, Sleeping(checkpoint={"phase": "p", "x": None}, until=12.25), input=data, memos={"m": [1]}),
             submission(5, "unanswered", reason="aborted", detail=data, request_id="r-ü"),
         ]
