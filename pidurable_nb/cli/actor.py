@@ -42,11 +42,11 @@ PAGES = 8
 PAGES_CUT = 3
 
 _ANSWER = (
-    "A ship that is lost in the night leaves two things behind: its wreck and its log. Sailors write the log every "
-    "day, and before the watch changes, because whoever takes the wheel next was asleep until then. They need to know "
-    "where the ship was, what had been done, and what was only begun. A line that stands in the log is never torn out; when "
-    "it was wrong, another line says so. And what was begun but has no line that says it was done is looked at twice "
-    "before anyone does it again."
+    "A ship that is lost in the night leaves two things behind: its wreck and its log. Sailors write the log "
+    "every day, and before the watch changes, because whoever takes the wheel next was asleep until then. They "
+    "need to know where the ship was, what had been done, and what was only begun. A line that stands in the log "
+    "is never torn out; when it was wrong, another line says so. And what was begun but has no line that says it "
+    "was done is looked at twice before anyone does it again."
 )
 
 

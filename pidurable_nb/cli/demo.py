@@ -1,7 +1,7 @@
 """``demo``: an answer that streams, a SIGKILL, and the answer completed (notebook.md, Command line).
 
-The parent, here, starts real processes, ``actor``s, shows what they say they saw committed, and kills them at the cut points.
-At the end it reads the file, and nothing else, to see whether recovery happened.
+The parent, here, starts real processes, ``actor``s, shows what they say they saw committed, and kills them at the cut
+points. At the end it reads the file, and nothing else, to see whether recovery happened.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def inspect(path: str, *, as_json: bool = False) -> int:
 def _lives(terminal: Terminal, stored: Stored, *, owned: bool) -> None:
     lines = []
     for life in stored.lives:
-        attempts = Counter(attempt.end or "running" for attempt in stored.attempts if attempt.life == life.id)
+        # What a dead process ran is marked by the next opening; until then it only looks as if it ran.
+        running = "running" if owned and life is stored.lives[-1] else "cut_off"
+        attempts = Counter(attempt.end or running for attempt in stored.attempts if attempt.life == life.id)
         if life.ended is not None:
             ended = f"{life.ended} {when(life.ended_at)}"
         elif owned and life is stored.lives[-1]:
