@@ -13,154 +13,76 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import (
         errors as errors,
-    )
-    from . import (
         messages as messages,
-    )
-    from . import (
         models as models,
-    )
-    from . import (
         notebook as notebook,
-    )
-    from . import (
         records as records,
-    )
-    from . import (
         storage as storage,
-    )
-    from . import (
         testing as testing,
-    )
-    from . import (
         tools as tools,
     )
     from .agent.agent import (
         AgentChange as AgentChange,
-    )
-    from .agent.agent import (
         Edit as Edit,
     )
     from .agent.context import ToolContext as ToolContext
     from .agent.conversation import (
         Conversation as Conversation,
-    )
-    from .agent.conversation import (
         Submission as Submission,
     )
     from .agent.extension import (
         Block as Block,
-    )
-    from .agent.extension import (
         CompactionHooks as CompactionHooks,
-    )
-    from .agent.extension import (
         Continue as Continue,
-    )
-    from .agent.extension import (
         Decline as Decline,
-    )
-    from .agent.extension import (
         Extension as Extension,
-    )
-    from .agent.extension import (
         GenerationHooks as GenerationHooks,
-    )
-    from .agent.extension import (
         Replace as Replace,
-    )
-    from .agent.extension import (
         Summary as Summary,
-    )
-    from .agent.extension import (
         ToolHooks as ToolHooks,
-    )
-    from .agent.extension import (
         run_end_task as run_end_task,
-    )
-    from .agent.extension import (
         section as section,
-    )
-    from .agent.extension import (
         wrap_section as wrap_section,
-    )
-    from .agent.extension import (
         wrap_tool as wrap_tool,
     )
     from .agent.harness import Harness as Harness
     from .agent.registry import Registry as Registry
     from .agent.settings import (
         CompactionPolicy as CompactionPolicy,
-    )
-    from .agent.settings import (
         ProgressPolicy as ProgressPolicy,
-    )
-    from .agent.settings import (
         RetryPolicy as RetryPolicy,
-    )
-    from .agent.settings import (
         RunLimits as RunLimits,
-    )
-    from .agent.settings import (
         Settings as Settings,
     )
     from .agent.state import (
         AgentState as AgentState,
-    )
-    from .agent.state import (
         InboxState as InboxState,
-    )
-    from .agent.state import (
         LiveState as LiveState,
-    )
-    from .agent.state import (
         UsageState as UsageState,
     )
     from .agent.tool import (
         Tool as Tool,
-    )
-    from .agent.tool import (
         ToolControl as ToolControl,
-    )
-    from .agent.tool import (
         ToolResult as ToolResult,
-    )
-    from .agent.tool import (
         tool as tool,
     )
     from .models.protocol import RequestOptions as RequestOptions
     from .records import EntryEdit as EntryEdit
     from .session import (
         Document as Document,
-    )
-    from .session import (
         Session as Session,
     )
     from .storage import (
         JsonlStorage as JsonlStorage,
-    )
-    from .storage import (
         MemoryStorage as MemoryStorage,
-    )
-    from .storage import (
         SqliteStorage as SqliteStorage,
-    )
-    from .storage import (
         open_storage as open_storage,
     )
     from .tasks import (
         Phase as Phase,
-    )
-    from .tasks import (
         StoredTask as StoredTask,
-    )
-    from .tasks import (
         Task as Task,
-    )
-    from .tasks import (
         TaskRun as TaskRun,
-    )
-    from .tasks import (
         Wake as Wake,
     )
 
