@@ -122,11 +122,10 @@ class Conversation:
         digest = _digest("input", [block.to_data() for block in blocks], kind, checked)
         harness = self._harness
         harness._implied_resume()
-        active_from = await harness._active_from(self.id)
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             found = await self._find(tx, request_id, "input", digest)
             if found is None:
-                found = await self._admit(tx, blocks, request_id, when_busy, kind, checked, digest, active_from)
+                found = await self._admit(tx, blocks, request_id, when_busy, kind, checked, digest)
         return Submission(harness, found, self.id)
 
     async def _find(self, tx: Tx, request_id: str | None, type: SubmissionType, digest: str) -> SubmissionId | None:
@@ -151,7 +150,6 @@ class Conversation:
         kind: str | None,
         data: JsonValue,
         digest: str,
-        active_from: EntryId | None,
     ) -> SubmissionId:
         harness = self._harness
         live = await tx.doc(LiveState, self.id)
@@ -176,7 +174,7 @@ class Conversation:
         tx._put_submission(record)
         inbox.items = (*inbox.items, item)
         if live.run is None:
-            await next_run(tx, self.id, harness._settings(), active_from)
+            await next_run(tx, self.id, harness._settings())
         return id
 
     async def write(
@@ -202,7 +200,6 @@ class Conversation:
             [checked, head, [edit.to_data() for edit in changes]],
         )
         harness = self._harness
-        active_from = await harness._active_from(self.id)
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             for reference in [edit.target for edit in changes] + ([head] if isinstance(head, int) else []):
                 if not await tx._visible(self.id, reference):
@@ -237,7 +234,7 @@ class Conversation:
                     tx._put_submission(record)
                     inbox.items = (*inbox.items, item)
                 else:
-                    await place_write(tx, self.id, record, item, active_from)
+                    await place_write(tx, self.id, record, item)
         return Submission(harness, found, self.id)
 
     async def ask(self, content: str | Sequence[ContentBlock], **submit_options: Any) -> Entry:
@@ -327,32 +324,9 @@ class Conversation:
         async def page(limit: int, cursor: int | None) -> Page[Entry]:
             harness._check_line()
             harness._check_open()
-            segments = await harness._ancestry(self.id)
-            if order == "ascending":
-                segments.reverse()
-            items: list[Entry] = []
-            following = cursor
-            for conversation, until in segments:
-                low, high = min_id, until if max_id is None else (max_id if until is None else min(until, max_id))
-                if following is not None:
-                    if order == "ascending":
-                        low = following + 1 if low is None else max(low, following + 1)
-                    else:
-                        high = following - 1 if high is None else min(high, following - 1)
-                while len(items) < limit:
-                    read_page = await harness._read(
-                        harness.storage.scan_entries(
-                            conversation=conversation, min_id=low, max_id=high, order=order, limit=limit - len(items)
-                        )
-                    )
-                    items.extend(read_page.items)
-                    if read_page.next is None or not read_page.items:
-                        break
-                    if order == "ascending":
-                        low = read_page.items[-1].id + 1
-                    else:
-                        high = read_page.items[-1].id - 1
-            return Page(items, items[-1].id if len(items) >= limit else None)
+            return await harness._visible_page(
+                self.id, min_id=min_id, max_id=max_id, order=order, limit=limit, cursor=cursor
+            )
 
         return Scan(page)
 

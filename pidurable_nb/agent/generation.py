@@ -140,11 +140,10 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
 
     class Drain(Phase):
         async def run(self, task: Run) -> None:
-            active_from = await _harness(task)._active_from(task.conversation_id)
             async with task.commit() as tx:
                 live = await tx.doc(LiveState, task.conversation_id)
                 clear(live)
-                await next_run(tx, task.conversation_id, task.settings, active_from)
+                await next_run(tx, task.conversation_id, task.settings)
                 tx.complete()
 
     @classmethod
@@ -157,12 +156,10 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
                     await model.cancel(checkpoint["handle"])
             except Exception as error:
                 task.report(error)
-        harness = _harness(task)
-        active_from = await harness._active_from(task.conversation_id)
         async with task.commit() as tx:
             live = await tx.doc(LiveState, task.conversation_id)
             if live.run is not None and live.run.task == task.id:
-                await end_failed(tx, task.conversation_id, task.settings, "aborted", active_from=active_from)
+                await end_failed(tx, task.conversation_id, task.settings, "aborted")
             tx.aborted()
 
     @classmethod
@@ -263,14 +260,11 @@ async def _over_limit(task: Run) -> str | None:
 
 async def _fail(task: Run, reason: str, detail: str | None = None, message: AssistantMessage | None = None) -> None:
     """End the run without an answer."""
-    active_from = await _harness(task)._active_from(task.conversation_id)
     async with task.commit() as tx:
         if message is not None:
             await count_usage(tx, task.conversation_id, message)
         stored = None if detail is None else {"message": detail}
-        await end_failed(
-            tx, task.conversation_id, task.settings, reason, stored, active_from=active_from, message=message
-        )
+        await end_failed(tx, task.conversation_id, task.settings, reason, stored, message=message)
         tx.fail(detail or reason, {"reason": reason})
 
 
@@ -500,13 +494,11 @@ async def _failed_response(task: Run, message: AssistantMessage, attempt: int) -
 
 async def _answer(task: Run, message: AssistantMessage, agent: Agent) -> None:
     """Store the answer; the run ends, or goes on when ``on_yield`` says so, or runs what ``after_run`` asks for."""
-    harness = _harness(task)
     conversation = task.conversation_id
     live = await task.snapshot(LiveState, conversation)
     run = live.run if live is not None else None
     goes_on = await _on_yield(task, agent, message)
     wanted = [] if goes_on is not None else await _after_run(task, agent, run)
-    active_from = await harness._active_from(conversation)
     async with task.commit() as tx:
         await count_usage(tx, conversation, message)
         entry = tx._append("pi.assistant", conversation, [message])
@@ -516,7 +508,7 @@ async def _answer(task: Run, message: AssistantMessage, agent: Agent) -> None:
             return
         if goes_on is not None:
             tx._append("pi.user", conversation, [UserMessage(goes_on.content, timestamp=task.now())])
-            joined = await boundary(tx, conversation, task.settings, active_from)
+            joined = await boundary(tx, conversation, task.settings)
             await continue_run(tx, conversation, joined)
             tx.complete()
             return
@@ -528,7 +520,7 @@ async def _answer(task: Run, message: AssistantMessage, agent: Agent) -> None:
             tx.next(GenerationTask.Finish(tasks=tuple(wanted)))
             return
         clear(draft)
-        await next_run(tx, conversation, task.settings, active_from)
+        await next_run(tx, conversation, task.settings)
         tx.complete()
 
 
@@ -586,7 +578,6 @@ async def _create_call(tx: TaskTx, task: Run, live: LiveState, assistant: EntryI
 
 async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
     """Start the next call of a sequential round, or end the round: controls, boundary, next generation."""
-    harness = _harness(task)
     conversation = task.conversation_id
     assistant = await task.entry(phase.assistant)
     if assistant is None or assistant.messages[0].role != "assistant":
@@ -612,7 +603,6 @@ async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
     controls: list[Control] = [result.control for result in results if result.control is not None]
     ends = len(phase.tasks) == len(message.tool_calls) == len([c for c in controls if c.terminate]) > 0
     added = [name for control in controls for name in control.add_tools if name in agent.tools]
-    active_from = await harness._active_from(conversation)
     async with task.commit() as tx:
         live = await tx.doc(LiveState, conversation)
         if live.run is None:
@@ -621,13 +611,13 @@ async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
         if ends:
             await settle_inputs(tx, live.run.inputs, answer=assistant.id)
             clear(live)
-            await next_run(tx, conversation, task.settings, active_from)
+            await next_run(tx, conversation, task.settings)
             tx.complete()
             return
         if added:
             shown = SystemMessage(tools_added=[agent.tools[name].declaration for name in added], timestamp=task.now())
             tx._append("pi.system", conversation, [shown])
-        joined = await boundary(tx, conversation, task.settings, active_from)
+        joined = await boundary(tx, conversation, task.settings)
         await continue_run(tx, conversation, joined)
         tx.complete()
 

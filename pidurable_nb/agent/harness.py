@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from ..errors import DurableError, SessionForked, WouldDeadlock
+from ..errors import DurableError, WouldDeadlock
 from ..models.protocol import ModelSet, ModelSource
 from ..records import (
     ROOT,
@@ -137,7 +137,6 @@ class Harness(TaskSession):
         self._agents: dict[int, tuple[Any, Agent]] = {}
         self._change_waiters: list[asyncio.Future[None]] = []
         self._root_lock = asyncio.Lock()
-        self._pid = os.getpid()
         self._unsubscribe = self.registry.subscribe(self._registry_listener)
 
     # The signature differs from Session's: a harness takes what agents need.
@@ -303,8 +302,9 @@ class Harness(TaskSession):
     def _restart_limit(self) -> float:
         return self._settings().restart_limit
 
-    def _document_retention(self) -> float:
-        return self._settings().document_retention
+    def _retention(self) -> tuple[float, float]:
+        settings = self._settings()
+        return settings.document_retention, settings.context_retention
 
     def _definition(self, kind: str) -> tuple[type[Task[Any, Any]], str | None] | None:
         engine = ENGINE_TASKS.get(kind)
@@ -487,36 +487,7 @@ class Harness(TaskSession):
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._registry_changed)
 
-    def _check_alive(self) -> None:
-        if os.getpid() != self._pid:
-            raise SessionForked(
-                f"the session on {self.storage.name} belongs to process {self._pid}: a forked child must open its own, "
-                "after the parent has closed it"
-            )
-        super()._check_alive()
-
     # -- views -------------------------------------------------------------------------------------------------------
-
-    async def _active_from(self, conversation: int) -> EntryId | None:
-        """The entry from which the model reads, where a head was set: an earlier head would be stale."""
-        context = self._contexts.get(conversation)
-        if context is None:
-            context = await self._context(conversation)
-        return None if context.head is None else context.head.head
-
-    async def _ancestry(self, conversation: int) -> list[tuple[int, int | None]]:
-        """The conversation and its ancestors, each with the last entry of it that is visible."""
-        chain: list[tuple[int, int | None]] = []
-        current: int | None = conversation
-        limit: int | None = None
-        while current is not None:
-            chain.append((current, limit))
-            record = await self._sealed_conversation(current)
-            if record is None or record.parent is None:
-                break
-            limit = record.parent.at if limit is None else min(limit, record.parent.at)
-            current = record.parent.conversation
-        return chain
 
     async def _conversation_view(self, id: int) -> ConversationView:
         record = await self._sealed_conversation(id)

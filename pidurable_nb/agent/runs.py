@@ -54,8 +54,8 @@ async def place_input(tx: Tx, conversation: ConversationId, submission: Submissi
     return entry
 
 
-async def place_writes(tx: Tx, conversation: ConversationId, inbox: InboxState, active_from: EntryId | None) -> None:
-    """Place every waiting write, in id order; one whose head lies before the active range is stale."""
+async def place_writes(tx: Tx, conversation: ConversationId, inbox: InboxState) -> None:
+    """Place every waiting write, in id order."""
     waiting = [item for item in inbox.items if item.mode == "write"]
     if not waiting:
         return
@@ -63,16 +63,16 @@ async def place_writes(tx: Tx, conversation: ConversationId, inbox: InboxState, 
     for item in sorted(waiting, key=lambda item: item.submission):
         record = await tx.submission(item.submission)
         if record is not None:
-            await place_write(tx, conversation, record, item, active_from)
+            await place_write(tx, conversation, record, item)
 
 
-async def place_write(
-    tx: Tx, conversation: ConversationId, record: SubmissionRecord, item: InboxItem, active_from: EntryId | None
-) -> None:
-    """Append a write's entry and settle it."""
-    if isinstance(item.head, int) and active_from is not None and item.head < active_from:
-        tx._put_submission(record.replaced(status="unanswered", reason="stale"))
-        return
+async def place_write(tx: Tx, conversation: ConversationId, record: SubmissionRecord, item: InboxItem) -> None:
+    """Append a write's entry and settle it; one whose head lies before the active range is stale."""
+    if isinstance(item.head, int):
+        active_from = await tx._active_from(conversation)
+        if active_from is not None and item.head < active_from:
+            tx._put_submission(record.replaced(status="unanswered", reason="stale"))
+            return
     entry = tx._append(item.kind or "", conversation, item.messages, item.data, item.head, item.edits)
     tx._put_submission(record.replaced(status="done", entry=entry.id))
 
@@ -85,12 +85,10 @@ def _take(inbox: InboxState, mode: str, everything: bool) -> list[InboxItem]:
     return taken
 
 
-async def boundary(
-    tx: Tx, conversation: ConversationId, settings: Settings, active_from: EntryId | None
-) -> list[SubmissionId]:
+async def boundary(tx: Tx, conversation: ConversationId, settings: Settings) -> list[SubmissionId]:
     """Between two turns of a run: place writes, then steers. Returns the inputs that joined."""
     inbox = await tx.doc(InboxState, conversation)
-    await place_writes(tx, conversation, inbox, active_from)
+    await place_writes(tx, conversation, inbox)
     joined: list[SubmissionId] = []
     for item in _take(inbox, "steer", settings.steering_mode == "all"):
         record = await tx.submission(item.submission)
@@ -100,13 +98,13 @@ async def boundary(
     return joined
 
 
-async def next_run(tx: Tx, conversation: ConversationId, settings: Settings, active_from: EntryId | None) -> bool:
+async def next_run(tx: Tx, conversation: ConversationId, settings: Settings) -> bool:
     """After a run, or when something waits in an idle conversation: place what waits and start the next run.
 
     Steers that came too late for their run go first. Returns whether a run started.
     """
     inbox = await tx.doc(InboxState, conversation)
-    await place_writes(tx, conversation, inbox, active_from)
+    await place_writes(tx, conversation, inbox)
     items = _take(inbox, "steer", settings.steering_mode == "all")
     items = items or _take(inbox, "follow_up", settings.follow_up_mode == "all")
     inputs: list[SubmissionId] = []
@@ -158,28 +156,31 @@ async def end_failed(
     reason: str,
     detail: JsonValue = None,
     *,
-    active_from: EntryId | None = None,
     message: AssistantMessage | None = None,
 ) -> None:
-    """End a run without an answer; the inbox follows ``after_failed_run`` (engine.md, section 9)."""
+    """End a run without an answer; the inbox follows ``after_failed_run`` (engine.md, section 9).
+
+    ``message`` is the terminal message that ended it; without one, what had arrived is kept as an aborted entry. A run
+    that had answered and only its ``after_run`` tasks were stopped has not failed.
+    """
     live = await tx.doc(LiveState, conversation)
     run = live.run
-    keep_partial(tx, conversation, live)
     if message is not None:
         tx._append("pi.assistant", conversation, [message])
+    else:
+        keep_partial(tx, conversation, live)
     first = None
     if run is not None:
         await settle_inputs(tx, run.inputs, reason=reason, detail=detail)
-        first = run.first
+        first = None if run.after_run else run.first
     clear(live)
     if settings.after_failed_run == "withdraw":
         await withdraw_inputs(tx, conversation, "run_failed")
     if settings.after_failed_run == "continue" and reason != "aborted":
-        if await next_run(tx, conversation, settings, active_from):
+        if await next_run(tx, conversation, settings):
             return
     else:
-        inbox = await tx.doc(InboxState, conversation)
-        await place_writes(tx, conversation, inbox, active_from)
+        await place_writes(tx, conversation, await tx.doc(InboxState, conversation))
     if first is not None:
         live.run_failure = RunFailure(reason=reason, detail=detail, first=first)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..messages import AssistantMessage, Message, TextBlock, ToolDeclaration, ToolResultMessage
-from ..records import Entry
+from ..records import Entry, EntryEdit
 
 LEFT_OUT = ("aborted", "error", "deferred")
 """Stop reasons of assistant messages that stay out of what the model reads."""
@@ -44,10 +44,11 @@ class Shown:
     def __post_init__(self) -> None:
         self.baseline = self.head is not None
 
-    def extend(self, entry: Entry) -> None:
+    def extend(self, entry: Entry, messages: Sequence[Message] | None = None) -> None:
+        """Take an entry in; ``messages`` are what an edit made of its own."""
         if self.head is not None and entry.id <= self.head.id:
             return
-        for message in entry.messages:
+        for message in entry.messages if messages is None else messages:
             if message.role == "system":
                 self.baseline = False
                 for key, text in message.sections.items():
@@ -69,29 +70,37 @@ def derive(head: Entry | None, entries: Sequence[Entry]) -> tuple[Message, ...]:
 def _baseline(head: Entry | None, entries: Sequence[Entry]) -> Message | None:
     """The first system message that was written after the head."""
     if head is not None:
+        edits = _edits(entries)
         for entry in entries:
             if entry.id > head.id:
-                for message in entry.messages:
+                for message in _messages_of(entry, edits.get(entry.id)):
                     if message.role == "system":
                         return message
     return None
 
 
+def _edits(entries: Sequence[Entry]) -> dict[int, EntryEdit]:
+    """Rule 1: the newest edit of each target. The head lies in its own range, so its edits are among them."""
+    return {edit.target: edit for entry in entries for edit in entry.edits}
+
+
+def _messages_of(entry: Entry, edit: EntryEdit | None) -> Sequence[Message]:
+    if edit is None:
+        return entry.messages
+    return edit.messages if edit.action == "replace" else ()
+
+
 def _edited(head: Entry | None, entries: Sequence[Entry]) -> list[Message]:
     """Rules 1, 2 and 4: edits applied, entries that carry a head left out, unfinished answers left out."""
-    edits = {edit.target: edit for entry in entries for edit in entry.edits}
-    if head is not None:
-        edits = {edit.target: edit for edit in head.edits} | edits
+    edits = _edits(entries)
     chosen: list[Entry] = [] if head is None else [head]
     chosen.extend(entry for entry in entries if entry.head is None)
-    messages: list[Message] = []
-    for entry in chosen:
-        edit = edits.get(entry.id)
-        if edit is None:
-            messages.extend(entry.messages)
-        elif edit.action == "replace":
-            messages.extend(edit.messages)
-    return [message for message in messages if message.role != "assistant" or message.stop_reason not in LEFT_OUT]
+    return [
+        message
+        for entry in chosen
+        for message in _messages_of(entry, edits.get(entry.id))
+        if message.role != "assistant" or message.stop_reason not in LEFT_OUT
+    ]
 
 
 def _order(messages: Iterable[Message]) -> list[Message]:
@@ -148,14 +157,18 @@ class ConversationContext:
     """The context of one conversation, extended entry by entry."""
 
     def __init__(self, head: Entry | None, entries: list[Entry]) -> None:
+        self._start(head, entries)
+
+    def _start(self, head: Entry | None, entries: list[Entry]) -> None:
         self.head = head
         self.entries = entries
         self._settled: list[Message] = []
         self._settled_entries = 0
         self._view: ContextView | None = None
         self._shown = Shown(head)
+        edits = _edits(entries)
         for entry in entries:
-            self._shown.extend(entry)
+            self._shown.extend(entry, _messages_of(entry, edits.get(entry.id)))
 
     @property
     def last_id(self) -> int:
@@ -167,12 +180,13 @@ class ConversationContext:
             if entry.head != entry.id and (not self.entries or entry.head < self.entries[0].id):
                 return False
             kept = [earlier for earlier in self.entries if earlier.id >= entry.head]
-            self.__init__(entry, [*kept, entry])  # type: ignore[misc]
+            self._start(entry, [*kept, entry])
             return True
         self.entries.append(entry)
-        self._shown.extend(entry)
         if entry.edits:
-            self._settled, self._settled_entries = [], 0
+            self._start(self.head, self.entries)
+        else:
+            self._shown.extend(entry)
         self._view = None
         return True
 
@@ -194,28 +208,27 @@ class ConversationContext:
         return ConversationContext(self.head, [entry for entry in self.entries if entry.id <= at]).view()
 
     def _messages(self) -> tuple[Message, ...]:
-        rest = self.entries[self._settled_entries :]
         if self._settled:
-            messages = (*self._settled, *_order(_edited(None, rest)))
+            read = _edited(None, self.entries[self._settled_entries :])
+            messages = (*self._settled, *_order(read))
         else:
-            messages = derive(self.head, self.entries)
+            read = _edited(self.head, self.entries)
+            messages = tuple(_lead(_order(read), _baseline(self.head, self.entries)))
         # Once something other than a user message leads (after a head: a system message), the order of what is there
         # is final; an edit or a head starts over in `extend`.
         decisive = ("system",) if self.head is not None else ("system", "assistant")
-        edited = not self._settled and any(entry.edits for entry in self.entries)
-        if not edited and _closed(rest) and any(message.role in decisive for message in messages):
+        if _closed(read) and any(message.role in decisive for message in messages):
             self._settled = list(messages)
             self._settled_entries = len(self.entries)
         return messages
 
 
-def _closed(entries: Sequence[Entry]) -> bool:
-    """Whether every tool call in these entries has its result in them."""
+def _closed(messages: Sequence[Message]) -> bool:
+    """Whether every tool call in these messages has its result in them."""
     open_calls: set[str] = set()
-    for entry in entries:
-        for message in entry.messages:
-            if message.role == "assistant":
-                open_calls = {call.id for call in message.tool_calls}
-            elif message.role == "tool_result":
-                open_calls.discard(message.call_id)
+    for message in messages:
+        if message.role == "assistant":
+            open_calls = {call.id for call in message.tool_calls}
+        elif message.role == "tool_result":
+            open_calls.discard(message.call_id)
     return not open_calls

@@ -68,7 +68,8 @@ class Document(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     spec_: ClassVar[DocumentSpec]
-    compact_: ClassVar[bool] = False  # engine documents leave out fields that are None
+    compact_: ClassVar[bool] = False
+    """Engine documents leave out fields that are ``None``, and change nothing inside their JSON in place."""
 
     def __init_subclass__(
         cls,
@@ -142,14 +143,24 @@ def read(doc: type[D], version: int, value: JsonValue) -> D:
             f"the document {spec.kind} was stored by version {version} of its class, and this process has version "
             f"{spec.version}: update the code, or open the session with the code that wrote it"
         )
+    if not doc.compact_:
+        value = _detached(value)  # an instance must not share what its owner may change in place
     if version < spec.version:
-        value = doc.migrate(check_json(value, f"the document {spec.kind}"), version)
+        value = doc.migrate(value, version)
     try:
         return doc.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         raise InvalidDocument(f"the document {spec.kind}", where, first["msg"]) from error
+
+
+def _detached(value: JsonValue) -> JsonValue:
+    if type(value) is dict:
+        return {key: _detached(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_detached(item) for item in value]
+    return value
 
 
 def dump(draft: Document) -> JsonValue:

@@ -27,7 +27,10 @@ class ReportedTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report. ``task`` and ``extension`` are given where they are known; ``callback`` names the hook or listener."""
+    """One report. ``task`` and ``extension`` are given where they are known; ``callback`` names the hook or listener.
+
+    ``reason`` says more where one kind has several causes.
+    """
 
     kind: ReportKind
     error: BaseException | None = None

@@ -1,9 +1,9 @@
 """A session: one opened storage and its single line of commits (engine.md, sections 1, 3, 4, 14 and 15).
 
 Words. The *line* is a lock that one commit's body holds at a time. A commit is *sealed* when its body ended well and
-its batch was encoded: from then on it will be stored, and the next body may run on what it decided. It is *settled* when
-storage has it: only then does committed state move, and only then does anything that depends on it reach a caller. A
-*publication* is what a settled commit changed.
+its batch was encoded: from then on it will be stored, and the next body may run on what it decided. It is *settled*
+when storage has it: only then does committed state move, and only then does anything that depends on it reach a
+caller. A *publication* is what a settled commit changed.
 
 Guarantees. Sealing encodes, so a commit that cannot be encoded fails its caller and nothing else. Storage is asked in
 the order of sealing. A storage error ends the session: every commit in flight and every later call gets
@@ -13,6 +13,7 @@ the order of sealing. A storage error ends the session: every commit in flight a
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from ..errors import (
     DurableError,
     SessionClosed,
     SessionFailed,
+    SessionForked,
     StorageRequestError,
 )
 from ..records import (
@@ -38,7 +40,7 @@ from ..records import (
     SubmissionRecord,
     TaskRecord,
 )
-from ..storage.protocol import BatchItem, Storage
+from ..storage.protocol import BatchItem, Order, Page, Storage
 from .context import ContextView, ConversationContext
 from .documents import Address, Document, DocumentState, address_of, dump, read
 from .mirror import DocumentChange, Mirror, Staged
@@ -49,6 +51,9 @@ from .watch import Watch, WatchEnd
 T = TypeVar("T")
 D = TypeVar("D", bound=Document)
 X = TypeVar("X", bound=Tx)
+
+FAILED_CLOSE = 10.0
+"""How many seconds a storage that failed may take to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,14 @@ class _Sealed:
     seq: int | None = None  # known once storage stored it
     settled: bool = False
     error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _ContextLoad:
+    """A context that is being read: what commits add meanwhile, and who else waits for it."""
+
+    later: list[Entry] = field(default_factory=list)
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -126,22 +139,23 @@ class CommitBlock(Generic[X]):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         session, tx = self._session, self._tx
         sealed: _Sealed | None = None
-        try:
-            if error is None and self._prepare is not None:
-                await self._prepare(tx)  # still inside: rules that look at everything the body staged
-        except BaseException:
-            self._leave()
-            raise
+        refused: BaseException | None = None
         try:
             if error is None:
+                if self._prepare is not None:
+                    await self._prepare(tx)  # still inside: rules that look at everything the body staged
                 sealed = session._seal(tx)
+        except BaseException as raised:
+            refused = raised
         finally:
             self._leave()
         if sealed is not None:
             await session._wait_settled(sealed)
-        elif session._inflight:
+        else:
             # What the body read or decided may rest on commits that storage has not settled; nothing escapes before.
-            await session._wait_settled(session._inflight[-1], own=False)
+            await session._drained()
+        if refused is not None:
+            raise refused
 
     def _leave(self) -> None:
         self._mark.open = False
@@ -199,10 +213,12 @@ class Session:
         self._end_waiters: list[asyncio.Future[None]] = []
         self._watches: dict[Watch[Any], Callable[[Publication], None]] = {}
         self._contexts: dict[int, ConversationContext] = {}
-        self._context_loads: dict[int, list[Entry]] = {}
+        self._context_loads: dict[int, _ContextLoad] = {}
+        self._context_used: dict[int, float] = {}
         self._document_used: dict[Address, float] = {}
-        self._documents_swept = time.monotonic()
+        self._swept = time.monotonic()
         self._stores: set[asyncio.Task[int]] = set()
+        self._pid = os.getpid()
 
     @classmethod
     def open(
@@ -220,8 +236,13 @@ class Session:
         """
 
         async def open_session() -> Self:
-            session = cls(await as_storage(storage, clock), clock=clock, on_report=on_report)
-            await session._load()
+            opened = await as_storage(storage, clock)
+            try:
+                session = cls(opened, clock=clock, on_report=on_report)
+                await session._load()
+            except BaseException:
+                await opened.close(ended="failed")
+                raise
             return session
 
         return Opening(open_session)
@@ -266,10 +287,9 @@ class Session:
                 sealed.error = SessionFailed("the event loop ended while a commit was being stored")
                 self._fail(sealed.error, sealed, torn_down=True)
                 return
-            else:
-                sealed.error = task.exception()
-                if sealed.error is None:
-                    sealed.seq = task.result()
+            sealed.error = task.exception()
+            if sealed.error is None:
+                sealed.seq = task.result()
             self._settle()
 
         task = self._loop.create_task(store())
@@ -348,8 +368,8 @@ class Session:
                 del self._contexts[entry.conversation_id]
             loading = self._context_loads.get(entry.conversation_id)
             if loading is not None:
-                loading.append(entry)
-        self._sweep_documents()
+                loading.later.append(entry)
+        self._sweep()
 
     async def _conversation_created(self, tx: Tx, record: ConversationRecord) -> None:
         """What a new conversation gets in its creating commit."""
@@ -443,22 +463,27 @@ class Session:
     def _scopes(address: Address) -> tuple[Literal["session", "conversation", "task"], ...]:
         return ("session",) if address.scope_id is None else ("conversation", "task")
 
-    def _sweep_documents(self) -> None:
-        """Let documents that nothing used for a while leave memory."""
-        retention = self._document_retention()
+    def _sweep(self) -> None:
+        """Let documents and contexts that nothing used for a while leave memory (engine.md, section 4)."""
+        documents, contexts = self._retention()
         now = time.monotonic()
-        if self._inflight or now - self._documents_swept < retention / 4:
+        if self._inflight or now - self._swept < min(documents, contexts) / 4:
             return
-        self._documents_swept = now
+        self._swept = now
         watched = {getattr(watch, "address", None) for watch in self._watches}
-        for address, used in list(self._document_used.items()):
-            if now - used > retention and address not in watched:
+        for address in list(self._sealed.documents.keys() | self._committed.documents.keys()):
+            if now - self._document_used.setdefault(address, now) > documents and address not in watched:
                 del self._document_used[address]
                 self._sealed.documents.pop(address, None)
                 self._committed.documents.pop(address, None)
+        for conversation in list(self._contexts):
+            if now - self._context_used.setdefault(conversation, now) > contexts:
+                del self._context_used[conversation]
+                del self._contexts[conversation]
 
-    def _document_retention(self) -> float:
-        return 600.0
+    def _retention(self) -> tuple[float, float]:
+        """For how many seconds unused documents and unused contexts stay in memory."""
+        return 600.0, 600.0
 
     async def snapshot(self, doc: type[D], scope: int | None = None, *, key: str | None = None) -> D | None:
         """The committed value of a document, ``None`` when there is none; it never creates (engine.md, section 4).
@@ -503,20 +528,93 @@ class Session:
     async def _context(self, conversation: int) -> ConversationContext:
         """The committed context of a conversation, loaded once and then extended."""
         while (context := self._contexts.get(conversation)) is None:
-            if conversation in self._context_loads:  # another caller reads it
-                await asyncio.sleep(0)
+            load = self._context_loads.get(conversation)
+            if load is not None:  # another caller reads it
+                waiter: asyncio.Future[None] = self._loop.create_future()
+                load.waiters.append(waiter)
+                await waiter
                 continue
-            later: list[Entry] = []
-            self._context_loads[conversation] = later
+            load = self._context_loads[conversation] = _ContextLoad()
             try:
                 head, entries = await self._read_context(conversation, None)
+                context = ConversationContext(head, entries)
+                last = max(context.last_id, head.id if head is not None else 0)
+                if all(context.extend(entry) for entry in load.later if entry.id > last):
+                    self._contexts[conversation] = context
             finally:
                 del self._context_loads[conversation]
-            context = ConversationContext(head, entries)
-            last = max(context.last_id, head.id if head is not None else 0)
-            if all(context.extend(entry) for entry in later if entry.id > last):
-                self._contexts[conversation] = context
+                for waiter in load.waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
+        self._context_used[conversation] = time.monotonic()
         return context
+
+    async def _active_from(self, conversation: int) -> EntryId | None:
+        """The entry from which the model reads, as the line has it now, where a head was set.
+
+        For bodies of commits: a head before it would be stale (engine.md, section 9).
+        """
+        newest: Entry | None = None
+        for record in self._sealed.in_flight.values():
+            if isinstance(record, Entry) and record.conversation_id == conversation and record.head is not None:
+                newest = record  # in the order of sealing
+        if newest is None:
+            newest = (await self._context(conversation)).head
+        return None if newest is None else newest.head
+
+    async def _ancestry(self, conversation: int) -> list[tuple[int, int | None]]:
+        """The conversation and its ancestors, each with the last entry of it that is visible."""
+        chain: list[tuple[int, int | None]] = []
+        current: int | None = conversation
+        limit: int | None = None
+        while current is not None:
+            chain.append((current, limit))
+            record = await self._sealed_conversation(current)
+            if record is None or record.parent is None:
+                break
+            limit = record.parent.at if limit is None else min(limit, record.parent.at)
+            current = record.parent.conversation
+        return chain
+
+    async def _visible_page(
+        self,
+        conversation: int,
+        *,
+        min_id: int | None,
+        max_id: int | None,
+        order: Order,
+        limit: int,
+        cursor: int | None,
+    ) -> Page[Entry]:
+        """A page of the entries that a conversation sees, its ancestors' included; the cursor is the last id."""
+        segments = await self._ancestry(conversation)
+        ascending = order == "ascending"
+        if ascending:
+            segments.reverse()
+            if cursor is not None:
+                min_id = cursor + 1 if min_id is None else max(min_id, cursor + 1)
+        elif cursor is not None:
+            max_id = cursor - 1 if max_id is None else min(max_id, cursor - 1)
+        items: list[Entry] = []
+        for segment, until in segments:
+            high = min((bound for bound in (max_id, until) if bound is not None), default=None)
+            following: int | None = None
+            while len(items) < limit:
+                page = await self._read(
+                    self.storage.scan_entries(
+                        conversation=segment,
+                        min_id=min_id,
+                        max_id=high,
+                        order=order,
+                        limit=limit - len(items),
+                        cursor=following,
+                    )
+                )
+                items.extend(page.items)
+                following = page.next
+                if following is None:
+                    break
+        return Page(items, items[-1].id if items and len(items) >= limit else None)
 
     async def _context_at(self, conversation: int, at: int | None) -> ContextView:
         context = await self._context(conversation)
@@ -586,13 +684,13 @@ class Session:
                 change = publication.documents.get(address)
                 if change is None:
                     return
-                if change.after is None:
-                    watch._push(None, change.ops)
+                if change.after is None or change.after.record.id != state.record.id:  # another incarnation began
+                    watch._push(None, [{"op": "replace", "path": "", "value": None}])
                     watch._finish(WatchEnd("retired"))
                 else:
                     watch._push(read(doc, change.after.version, change.after.value), change.ops)
 
-            watch.address = address  # type: ignore[attr-defined]
+            watch.address = address
             self._follow(watch, deliver)
             return read(doc, state.version, state.value)
 
@@ -655,6 +753,11 @@ class Session:
             )
 
     def _check_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise SessionForked(
+                f"the session on {self.storage.name} belongs to process {self._pid}: a forked child must open its own, "
+                "after the parent has closed it"
+            )
         if self._failure is not None:
             raise self._failed_error()
         if self.end is not None:
@@ -680,7 +783,7 @@ class Session:
         self._failure = error
         if first is not None:
             first.error = error
-        for sealed in self._inflight:
+        for sealed in (*self._inflight, *(() if first is None else (first,))):
             for waiter in sealed.waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -690,16 +793,33 @@ class Session:
         self._report("session_failed", error)
         if torn_down:
             self._ended(SessionEnd("failed", error))
-        else:
-            self._closing = self._loop.create_task(self._finish_failed(error))
+        elif self._closing is None:
+            self._closing = self._loop.create_task(self._finish())
 
-    async def _finish_failed(self, error: BaseException) -> None:
+    async def _finish(self) -> None:
+        """The one way out, closed or failed: stop what runs, let the line settle, release the storage."""
         try:
             await self._stopping()
-            await asyncio.wait_for(self.storage.close(ended="failed"), 10)
-        except (Exception, asyncio.CancelledError) as closing:  # the first error is the one that counts
-            self._report("session_failed", closing, reason="close")
-        self._ended(SessionEnd("failed", error))
+            if self._failure is None:
+                async with self._line:  # commits that were admitted before have left it
+                    pass
+                await self._drained()
+        except Exception as error:
+            self._fail(error)
+        if self._failure is None:
+            for watch in list(self._watches):
+                watch._finish(WatchEnd("closed"))
+            try:
+                await self.storage.close()
+            except Exception as error:
+                self._failure = error
+                self._report("session_failed", error, reason="close")
+        else:
+            try:
+                await asyncio.wait_for(self.storage.close(ended="failed"), FAILED_CLOSE)
+            except Exception as error:  # the error that failed the session is the one that counts
+                self._report("session_failed", error, reason="close")
+        self._ended(SessionEnd("closed") if self._failure is None else SessionEnd("failed", self._failure))
 
     def _ended(self, end: SessionEnd) -> None:
         self.end = end
@@ -711,30 +831,17 @@ class Session:
     async def close(self) -> None:
         """Stop what runs, keep what was committed, release the storage. Closing twice is allowed.
 
-        Tasks that it stops go on at the next opening. Raises ``CommitReentered`` inside an open commit.
+        Tasks that it stops go on at the next opening. Raises ``CommitReentered`` inside an open commit, and
+        ``SessionFailed`` when the storage fails while it closes; a session that had failed before closes quietly.
         """
         self._check_line()
+        failed_before = self._failure is not None
         if self._closing is None and self.end is None:
-            self._closing = self._loop.create_task(self._finish_closed())
+            self._closing = self._loop.create_task(self._finish())
         if self._closing is not None:
             await asyncio.shield(self._closing)
-
-    async def _finish_closed(self) -> None:
-        await self._stopping()
-        if self._failure is not None:
-            return
-        async with self._line:  # commits that were admitted before have left it
-            pass
-        await self._drained()
-        for watch in list(self._watches):
-            watch._finish(WatchEnd("closed"))
-        try:
-            await self.storage.close()
-        except Exception as error:
-            self._failure = error
-            self._ended(SessionEnd("failed", error))
-            raise
-        self._ended(SessionEnd("closed"))
+        if self._failure is not None and not failed_before:
+            raise self._failed_error()
 
     async def wait_closed(self) -> SessionEnd:
         """Wait until the session has ended, and say how."""

@@ -7,7 +7,7 @@ come before the first table write. Writes are staged; the session seals them whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ..errors import DurableError, OwnerEnded, ReadAfterWrite, TransactionClosed
 from ..messages import Message
@@ -32,6 +32,7 @@ from ..storage.protocol import (
     ChangeDocument,
     CopyDocument,
     CreateDocument,
+    Order,
     Page,
     PutConversation,
     PutEntry,
@@ -53,13 +54,12 @@ D = TypeVar("D", bound=Document)
 class TaskClass(Protocol):
     """What a transaction needs of a task class (``pidurable_nb.Task`` is one)."""
 
-    name: ClassVar[str]
-    version: ClassVar[int]
-
-    @classmethod
-    def dump_input(cls, input: Any) -> JsonValue: ...
-    @classmethod
-    def initial_checkpoint(cls, input: Any) -> dict[str, JsonValue]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    def dump_input(self, input: Any) -> JsonValue: ...
+    def initial_checkpoint(self, input: Any) -> dict[str, JsonValue]: ...
 
 
 class _Draft:
@@ -137,9 +137,21 @@ class Tx:
         """Conversations, as ``Harness.conversations``. Raises ``ReadAfterWrite`` after the first table write."""
         return self._scan(self._session.storage.scan_conversations, filters)
 
-    def scan_entries(self, **filters: Any) -> Scan[Entry]:
-        """Entries that one conversation wrote itself (``conversation=``), or all: ``min_id``, ``max_id``, ``order``."""
-        return self._scan(self._session.storage.scan_entries, filters)
+    def scan_entries(
+        self,
+        *,
+        conversation: ConversationId | None = None,
+        min_id: int | None = None,
+        max_id: int | None = None,
+        order: Order = "descending",
+    ) -> Scan[Entry]:
+        """The entries that a conversation sees, as ``Conversation.entries``; by default the bound conversation's.
+
+        Raises ``ReadAfterWrite`` after the first table write.
+        """
+        target = self._conversation(conversation)
+        filters = {"conversation": target, "min_id": min_id, "max_id": max_id, "order": order}
+        return self._scan(self._session._visible_page, filters)
 
     def scan_tasks(self, **filters: Any) -> Scan[TaskRecord]:
         """Tasks, as ``Harness.tasks``. Raises ``ReadAfterWrite`` after the first table write."""
@@ -150,7 +162,7 @@ class Tx:
         return self._scan(self._session.storage.scan_submissions, filters)
 
     def _scan(self, fetch: Any, filters: dict[str, Any]) -> Scan[Any]:
-        async def page(limit: int, cursor: int | None) -> Any:
+        async def page(limit: int, cursor: int | None) -> Page[Any]:
             self._check()
             if self._wrote:
                 raise ReadAfterWrite(
@@ -158,7 +170,8 @@ class Tx:
                     "or look records up by their ids"
                 )
             await self._session._drained()  # storage holds what the line has sealed
-            return await self._session._read(fetch(limit=limit, cursor=cursor, **filters))
+            found: Page[Any] = await self._session._read(fetch(limit=limit, cursor=cursor, **filters))
+            return found
 
         return Scan(page)
 
@@ -204,6 +217,13 @@ class Tx:
             why = "is being aborted" if task.abort_requested else f"is {task.state.status}"
             raise OwnerEnded(f"task {owner} ({task.kind}) {why}, so it cannot own new work")
         return task
+
+    async def _active_from(self, conversation: int) -> EntryId | None:
+        """The entry from which the model reads once this transaction is stored, where a head was set."""
+        for entry in reversed(self._staged.entries.values()):
+            if entry.conversation_id == conversation and entry.head is not None:
+                return entry.head
+        return await self._session._active_from(conversation)
 
     async def _visible(self, conversation: int, entry: int) -> bool:
         found = await self.entry(entry)
@@ -287,13 +307,17 @@ class Tx:
         """A new task, owned by ``owner`` or else by the conversation (engine.md, section 7).
 
         Raises ``OwnerEnded`` when the owner is completing, terminal or abort-marked, ``ValueError`` for a background
-        task that a task owns, and ``InvalidValue`` or pydantic's error for an input that does not fit.
+        task that a task owns and for an owner of another conversation, and ``InvalidValue`` or pydantic's error for an
+        input that does not fit.
         """
         self._check()
         if owner is not None:
             if background:
                 raise ValueError("only a conversation can own a background task: leave out owner or background")
-            conversation = (await self._live_owner(owner)).conversation_id
+            home = (await self._live_owner(owner)).conversation_id
+            if conversation not in (None, home):
+                raise ValueError(f"task {owner} is of conversation {home} and can own tasks only there")
+            conversation = home
         target = self._conversation(conversation)
         if await self.conversation(target) is None:
             raise DurableError(f"there is no conversation {target}")
@@ -351,11 +375,11 @@ class Tx:
         return draft.instance  # type: ignore[return-value]
 
     async def _document_state(self, address: Address) -> DocumentState | None:
+        if any(address == retired for retired, _ in self._retired):
+            return None
         for _, copied_to, state in self._copies:
             if copied_to == address:
                 return state
-        if any(address == retired for retired, _ in self._retired):
-            return None
         return await self._session._sealed_document(address)
 
     def _open_draft(
@@ -411,9 +435,11 @@ class Tx:
         if forked_at is None or entry is None:
             raise DurableError(f"entry {parent.at} was written by this same commit: fork at it in the next one")
         for record in await self._documents_of(parent.conversation):
+            if record.fork != "current" or record.retired_at is not None:
+                continue
             state = await self._document_state(Address(record.kind, parent.conversation, record.key))
-            if record.fork == "current" and state is not None:
-                self._copy(record, child.id, None, state)
+            if state is not None:
+                self._copy(state.record, child.id, None, state)
         for record in await self._documents_of(entry.conversation_id):
             lived = record.created_at <= forked_at.seq and (
                 record.retired_at is None or forked_at.seq < record.retired_at

@@ -58,6 +58,7 @@ class Watch(Generic[T]):
         self._frames: deque[Change[T]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._value: T
+        self.address: object = None  # the document that it keeps in memory
         self.end: WatchEnd | None = None
 
     @property
