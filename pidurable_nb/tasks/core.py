@@ -166,7 +166,7 @@ class SchedulerCore:
     def _changed(self, node: Node, record: TaskRecord, at: float) -> None:
         before = node.record
         if before.state != record.state:
-            self._note(at, record.id, _describe(record))
+            self._note(at, record.id, describe(record))
         if record.abort_requested:
             self._marking.discard(record.id)
             if not before.abort_requested:
@@ -409,7 +409,7 @@ class SchedulerCore:
         for flags in (self._queued, self._reserving, self._marking, self._ending):
             flags.discard(record.id)
         for asked in (self._to_mark, self._to_finalise, self._to_orphan, self._to_cancel):
-            asked.pop(record.id, None)  # type: ignore[attr-defined]
+            asked.pop(record.id, None)
         above = self.nodes.get(node.owner) if node.owner is not None else None
         if above is not None:
             above.children.discard(record.id)
@@ -551,7 +551,8 @@ def _until(record: TaskRecord) -> float | None:
     return state.until if isinstance(state, Sleeping | Waiting) else None
 
 
-def _describe(record: TaskRecord) -> str:
+def describe(record: TaskRecord) -> str:
+    """The state of a record in words."""
     state = record.state
     if state.status == "waiting":
         return _describe_wait(state)

@@ -33,8 +33,8 @@ def snake_case(name: str) -> str:
 class Phase(BaseModel):
     """One state of a task: its fields are stored, ``run`` is its code.
 
-    ``run`` leads to the next state through its ``TaskRun``: ``next``, ``wait``, ``sleep_until``, ``complete``, ``fail``.
-    A phase that returns without a new checkpoint is a fault, since nothing durable happened.
+    ``run`` leads to the next state through its ``TaskRun``: ``next``, ``wait``, ``receive``, ``sleep_until``,
+    ``complete``, ``fail``. A phase that returns without a new checkpoint is a fault, since nothing durable happened.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,8 +76,8 @@ class Task(Generic[I, R]):
             class Authorize(Phase):
                 async def run(self, task: TaskRun[Card, Receipt]) -> None: ...
 
-    ``name`` is unique over all extensions, ``version`` grows when stored records need ``migrate``. ``I`` and ``R`` may be
-    any types that pydantic can validate and dump as JSON.
+    ``name`` is unique over all extensions, ``version`` grows when stored records need ``migrate``. ``I`` and ``R`` may
+    be any types that pydantic can validate and dump as JSON.
     """
 
     name: ClassVar[str]
@@ -151,7 +151,7 @@ class Task(Generic[I, R]):
 
     @classmethod
     def load_phase(cls, checkpoint: Checkpoint) -> Phase:
-        """The phase of a checkpoint. Raises ``ValueError`` when the class has no such phase or the fields do not fit."""
+        """The phase of a checkpoint. Raises ``ValueError`` when there is no such phase or the fields do not fit."""
         fields = dict(checkpoint)
         name = fields.pop("phase", None)
         phase = cls.phases.get(str(name))

@@ -14,19 +14,21 @@ from .core import BlockedReason, Node
 
 
 class TaskNode(Value):
-    """One live task. ``owner`` is the task that owns it, ``on`` what it waits for, ``until`` when it wakes,
+    """One live task. ``owner`` is the task that owns it, ``on`` and ``signal`` what it waits for, ``until`` when it
+    wakes,
     ``conversations`` those that it owns, ``blocked`` why its definition cannot take it."""
 
     id: TaskId
     kind: str
     conversation_id: int
+    status: TaskStatus
     owner: TaskId | None = None
     background: bool = False
     abort_requested: bool = False
-    status: TaskStatus
     phase: str | None = None
     on: tuple[TaskId, ...] = ()
     policy: WaitPolicy | None = None
+    signal: str | None = None
     until: float | None = None
     outcome: Outcome | None = None
     conversations: tuple[int, ...] = ()
@@ -72,6 +74,7 @@ def node_of(node: Node, conversations: Iterable[int] = ()) -> TaskNode:
         phase=None if checkpoint is None else str(checkpoint.get("phase")),
         on=getattr(state, "on", ()),
         policy=getattr(state, "policy", None),
+        signal=getattr(state, "signal", None),
         until=getattr(state, "until", None),
         outcome=outcome_of_task(record),
         conversations=tuple(sorted(conversations)),

@@ -1,8 +1,8 @@
 """How a task's record may change: every transition is a row of one table (engine.md, section 7).
 
 ``change`` is the only place where a task's state is replaced. It looks the transition up, stamps the times, and keeps
-or clears what the state calls for; an illegal transition raises with what the record was, and the engine adds the task's
-story to it.
+or clears what the state calls for; an illegal transition raises with what the record was, and the engine adds the
+task's story to it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from ..errors import DurableError, InvocationEnded, OwnerEnded, WaitCycle, WouldDeadlock
+from ..errors import DurableError, InvalidTransition, InvocationEnded, OwnerEnded, WaitCycle, WouldDeadlock
 from ..records import (
     Aborted,
     Checkpoint,
@@ -30,18 +30,21 @@ from ..records import (
     TaskId,
     TaskRecord,
     TaskState,
+    Terminal,
     Waiting,
     WaitPolicy,
     checkpoint_of_task,
     outcome_of_task,
 )
 from ..session import ContextView, Document, Tx, Watch
+from ..session.documents import address_of, check_name
 from ..session.session import CommitBlock, _place
 from ..storage.protocol import EndAttempt
-from ..values import JsonValue, check_json
+from ..values import JsonValue, check_json, check_text
 from .core import Mode
 from .definition import Phase, Task
 from .rules import Cause, change, check_wait, outcome_state
+from .signals import Kept, Received, received, take
 
 if TYPE_CHECKING:
     from .scheduler import TaskSession
@@ -58,7 +61,7 @@ class TaskTx(Tx):
     def __init__(self, run: TaskRun[Any, Any]) -> None:
         super().__init__(run._session, run.conversation_id, run.id)
         self._run = run
-        self._next: tuple[Cause, TaskState | Outcome] | None = None
+        self._next: tuple[Cause, Running | Waiting | Sleeping | Completed | Failed | Aborted] | None = None
         self._memos: dict[str, JsonValue] = {}
 
     def next(self, phase: Phase) -> None:
@@ -74,10 +77,28 @@ class TaskTx(Tx):
         self._no_new_work("wait")
         self._change("wait", Waiting(checkpoint=self._checkpoint(then), on=tuple(on), policy=policy))
 
+    def receive(self, name: str, then: Phase | type[Phase], *, timeout: float | None = None) -> None:
+        """Wait for a signal, at most ``timeout`` seconds, then go on at ``then``, where ``task.received`` tells what
+        came. A signal of that name that was kept ends the wait at once."""
+        self._no_new_work("wait for a signal")
+        check_text(name, "the name of a signal")
+        phase = then() if isinstance(then, type) else then
+        until = None if timeout is None else self._session.clock() + float(timeout)
+        self._change("wait", Waiting(checkpoint=self._checkpoint(phase), on=(), signal=name, until=until))
+
+    def _has_kept_signals(self, task: int) -> bool:
+        address = address_of(Kept, task, None)
+        return address in self._drafts or address in self._session._sealed.task_documents.get(task, ())
+
     async def _check_wait(self, record: TaskRecord, state: Waiting) -> None:
+        failed = False
         for task in state.on:
-            if await self.task(task) is None:
+            target = await self.task(task)
+            if target is None:
                 raise WaitCycle(f"task {record.id} would wait for task {task}, which does not exist")
+            failed = failed or (isinstance(target.state, Terminal) and target.state.outcome.status != "completed")
+        if failed and state.policy == "fail_fast":
+            self._run._session._failed_targets.add(record.id)
         mirror = self._session._sealed
         staged_children: dict[int, list[int]] = {}
         for staged in self._staged.tasks.values():
@@ -117,14 +138,14 @@ class TaskTx(Tx):
 
     def _no_new_work(self, what: str) -> None:
         if self._run.mode == "abort":
-            raise OwnerEnded(f"the abort handler of task {self._run.id} cannot {what}: it can only clean up and end")
+            raise OwnerEnded(f"the abort handler of task {self._run.id} cannot {what}: it can only clean up and end it")
 
     def _checkpoint(self, phase: Phase) -> Checkpoint:
         if self._run.definition.phases.get(phase.phase_name()) is not type(phase):
             raise ValueError(f"{type(phase).__name__} is not a phase of {self._run.definition.name}")
         return phase.checkpoint()
 
-    def _change(self, cause: Cause, state: TaskState | Outcome) -> None:
+    def _change(self, cause: Cause, state: Running | Waiting | Sleeping | Completed | Failed | Aborted) -> None:
         self._check()
         if self._next is not None:
             raise DurableError(f"task {self._run.id} changed its state twice in one commit; a commit holds one change")
@@ -143,16 +164,32 @@ class TaskTx(Tx):
         if self._memos:
             record = record.replaced(memos=record.memos | self._memos)
             self._put_task(record)
-        if self._next is not None:
-            cause, state = self._next
-            if cause == "outcome":
-                await end_task(self, record, state)  # type: ignore[arg-type]
-            else:
-                if isinstance(state, Waiting):
-                    await self._check_wait(record, state)
-                self._put_task(change(record, cause, state, self._session.clock()))  # type: ignore[arg-type]
-                if cause in ("wait", "sleep"):
-                    self._add(EndAttempt(record.id, "parked"))
+        if self._next is None:
+            return
+        cause, state = self._next
+        if isinstance(state, Completed | Failed | Aborted):
+            await end_task(self, record, state)
+            return
+        after: TaskState = state
+        if isinstance(state, Waiting):
+            await self._check_wait(record, state)
+            if state.signal is not None:
+                record, cause, after = await take(self, record, state)
+        self._put_task(await changed(self, record, cause, after))
+        if after.status != "running":
+            self._add(EndAttempt(record.id, "parked"))
+
+
+async def changed(tx: Tx, record: TaskRecord, cause: Cause, state: TaskState) -> TaskRecord:
+    """The record after a transition; an illegal one raises with the task's story."""
+    session = tx._session
+    try:
+        return change(record, cause, state, session.clock())
+    except InvalidTransition as error:
+        story = getattr(session, "_story", None)
+        if story is None:
+            raise
+        raise InvalidTransition(f"{error}\n{await story(record)}") from None
 
 
 async def end_task(tx: Tx, record: TaskRecord, outcome: Outcome, *, attempted: bool = True) -> TaskRecord:
@@ -160,7 +197,7 @@ async def end_task(tx: Tx, record: TaskRecord, outcome: Outcome, *, attempted: b
     live = set(tx._session._sealed.children.get(record.id, ()))
     live -= {task.id for task in tx._staged.tasks.values() if task.terminal}
     live |= {task.id for task in tx._staged.tasks.values() if not task.terminal and task.owner == record.id}
-    ended = change(record, "outcome", outcome_state(outcome, bool(live)), tx._session.clock())
+    ended = await changed(tx, record, "outcome", outcome_state(outcome, bool(live)))
     await put_ended(tx, ended)
     if attempted:
         tx._add(EndAttempt(record.id, "ended"))
@@ -197,6 +234,8 @@ class TaskRun(Generic[I, R]):
         self.resumed = True
         """Whether an earlier invocation may have begun the present phase: false once this one committed it."""
         self._active = True
+        self._stopped = False
+        self._outdated_by: Any = None
         self._flushers: list[Callable[[], Awaitable[None]]] = []
         self._threads: set[asyncio.Future[Any]] = set()
         self._thread_cancelled = threading.Event()
@@ -236,7 +275,11 @@ class TaskRun(Generic[I, R]):
     # -- commits -----------------------------------------------------------------------------------------------------
 
     def commit(self) -> CommitBlock[TaskTx]:
-        """One commit bound to this task and its conversation; raises ``InvocationEnded`` once the task may not commit."""
+        """One commit bound to this task and its conversation.
+
+        Raises ``InvocationEnded`` once the task may not commit, and ``InvalidTransition``, with the task's story, for a
+        change of state that the rules do not have.
+        """
         self._check_active()
         return self._session._commit(lambda: TaskTx(self), _place(), TaskTx._finish)
 
@@ -270,10 +313,26 @@ class TaskRun(Generic[I, R]):
         async with self.commit() as tx:
             tx.wait(on, then, policy)
 
+    async def receive(self, name: str, then: Phase | type[Phase], *, timeout: float | None = None) -> None:
+        """Commit a wait for a signal; the task goes on at ``then`` when one of this name arrives, was kept from before,
+        or ``timeout`` seconds have passed. There, ``received`` tells what came. The wait survives any process."""
+        async with self.commit() as tx:
+            tx.receive(name, then, timeout=timeout)
+
+    @property
+    def received(self) -> Received | None:
+        """What ended the newest ``receive``: a signal's name and value, ``None`` after a timeout."""
+        return received(self.record)
+
     async def memo(self, name: str, *candidate: JsonValue) -> JsonValue:
-        """The memo of this name: without a candidate the stored one or ``None``; with one, the first writer's."""
+        """The memo of this name: without a candidate the stored one or ``None``; with one, the first writer's.
+
+        Raises ``ValueError`` for a name of the engine's, which begin with ``pi.``.
+        """
+        self._check_active()
         if len(candidate) > 1:
             raise TypeError("memo takes a name and at most one candidate")
+        check_name(name, "a memo", f"{self.definition.__module__}.")
         stored = self.record.memos
         if name in stored or not candidate:
             return stored.get(name)
@@ -397,7 +456,7 @@ class TaskRun(Generic[I, R]):
         return await asyncio.shield(future)
 
     def flush_before_stop(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Call ``flush`` before an abort mark or a close stops this invocation, so that it can commit what has arrived."""
+        """Call ``flush`` before an abort mark or a close stops this invocation, so that it commits what has arrived."""
         self._flushers.append(flush)
 
     async def flush(self) -> None:
@@ -407,7 +466,7 @@ class TaskRun(Generic[I, R]):
             await flush()
 
     def _check_active(self) -> None:
-        if not self._active:
+        if not self._active or self._stopped:
             raise InvocationEnded(
                 f"the invocation of task {self.id} has ended: its code must stop when it is cancelled or has committed "
                 "an outcome, a wait or a sleep"
@@ -422,7 +481,9 @@ class TaskRun(Generic[I, R]):
             raise InvocationEnded(f"task {self.id} is being aborted, so its run phases cannot commit any more")
 
 
-def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _post(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
+) -> None:
     """Settle a future of another thread's loop; a loop that is gone has nobody waiting."""
 
     def settle() -> None:

@@ -1,7 +1,7 @@
 """The scheduler's hands: it carries out what the core decides (engine.md, sections 7 and 8).
 
-One asyncio task, the *driver*, feeds settled commits to the core and performs its instructions, each as one commit or one
-asyncio task per invocation. All rules of state live in ``rules``, all decisions in ``core``.
+One asyncio task, the *driver*, feeds settled commits to the core and performs its instructions, each as one commit or
+one asyncio task per invocation. All rules of state live in ``rules``, all decisions in ``core``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
+from contextvars import Context
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +31,7 @@ from ..records import (
 )
 from ..session import Publication, Report, Session, Tx, Watch
 from ..storage.protocol import EndAttempt, StartAttempt, Storage
+from ..values import JsonValue
 from .core import (
     BlockedReason,
     Cancel,
@@ -44,13 +47,20 @@ from .core import (
 from .definition import StoredTask, Task
 from .graph import TaskGraph, graph_of
 from .rules import change
-from .runtime import TaskRun, end_task, fault, put_ended
+from .runtime import TaskRun, changed, end_task, fault, put_ended
+from .signals import SignalResult, deliver
+from .story import tell
+from .watchdog import BLOCKED, watchdog
 
 LONGEST_NAP = 30.0
 """How long the scheduler sleeps at most before it compares the wall clock: timers stop while a laptop is suspended."""
 
 SLOW_STOP = 5.0
 """After how many seconds a stop that still waits for an invocation says so in a report."""
+
+
+_current: ContextVar[tuple[TaskSession, int] | None] = ContextVar("pidurable_nb_current_task", default=None)
+"""The invocation that code is part of, child asyncio tasks included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,13 @@ class TaskSession(Session):
     registry: Any = None
     models: Any = None
     env: Any = None
+    slow_stop: float = SLOW_STOP
+    """After how many seconds a close that still waits for code says so in a report."""
+    blocked_after: float = BLOCKED
+    """After how many seconds a call that blocks the event loop is reported, with its stack."""
+
+    invocation_context: Callable[[TaskRecord], Context | None] | None = None
+    """A host's say in which context an invocation runs: a notebook shows what tools print under the cell that asked."""
 
     hold: bool = False
     """Whether only ``resume()`` itself starts scheduling: a notebook waits so for tools that recovered work needs."""
@@ -100,8 +117,8 @@ class TaskSession(Session):
         self._invocations: dict[int, _Invocation] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._failed_migrations: dict[int, type[Task[Any, Any]]] = {}
-        self._outdated: set[tuple[int, int]] = set()
-        self._task_waiters: dict[int, list[asyncio.Future[None]]] = {}
+        self._failed_targets: set[int] = set()
+        self._task_waiters: dict[int, dict[asyncio.Future[None], None]] = {}
         self._graph_watches: dict[Any, Callable[[], None]] = {}
 
     # -- what the layer above provides -------------------------------------------------------------------------------
@@ -234,7 +251,7 @@ class TaskSession(Session):
                 record = await tx.task(id)
                 outcome = None if record is None else outcome_of_task(record)
                 if record is not None and record.state.status == "completing" and outcome is not None:
-                    await put_ended(tx, change(record, "drained", Terminal(outcome), self.clock()))
+                    await put_ended(tx, await changed(tx, record, "drained", Terminal(outcome)))
 
     async def _orphan(self, instruction: Orphan) -> None:
         async with self._commit(lambda: Tx(self, None)) as tx:
@@ -243,7 +260,9 @@ class TaskSession(Session):
                 if record is not None and outcome_of_task(record) is None:
                     await self._end_for(tx, record, Orphaned(reason))
 
-    async def _end_for(self, tx: Tx, record: TaskRecord, outcome: Orphaned | Faulted, *, attempted: bool = False) -> None:
+    async def _end_for(
+        self, tx: Tx, record: TaskRecord, outcome: Orphaned | Faulted, *, attempted: bool = False
+    ) -> None:
         """End a task whose code cannot; the definition's ``settle`` writes what its readers need."""
         ended = await end_task(tx, record, outcome, attempted=attempted)
         found = self._definition(record.kind)
@@ -270,7 +289,6 @@ class TaskSession(Session):
         faulted: list[tuple[TaskRecord, str | None]] = []
         limit = self._restart_limit()
         async with self._commit(lambda: Tx(self, None)) as tx:
-            now = self.clock()
             for id, mode in instruction.tasks:
                 record = await tx.task(id)
                 if record is None or outcome_of_task(record) is not None or (mode == "run" and record.abort_requested):
@@ -282,7 +300,7 @@ class TaskSession(Session):
                     passed_over.append((id, None))
                     continue
                 definition, extension = found
-                if record.restarts >= limit:
+                if record.restarts and record.restarts >= limit:
                     await self._end_for(tx, record, _cut_off(record))
                     faulted.append((record, extension))
                     continue
@@ -295,7 +313,7 @@ class TaskSession(Session):
                 checkpoint = checkpoint_of_task(record) or {}
                 if record.state.status == "running":  # its run invocation was cancelled; now its abort handler starts
                     tx._add(EndAttempt(record.id, "parked"))
-                reserved = change(record, "reserve", Running(checkpoint=checkpoint), now)
+                reserved = await changed(tx, record, "reserve", Running(checkpoint=checkpoint))
                 tx._put_task(reserved)
                 tx._add(StartAttempt(record.id, str(checkpoint.get("phase")) if mode == "run" else "abort"))
                 started.append((reserved, definition, mode, extension))
@@ -304,7 +322,9 @@ class TaskSession(Session):
         for id, blocked in passed_over:
             self._core.passed_over(id, blocked)
         for record, definition, mode, extension in started:
-            if record.id in self._core.nodes:
+            if mode == "run" and not self._core.may_run(record.id):
+                self._core.passed_over(record.id)  # ended, or cancelled while the commit was being stored
+            elif record.id in self._core.nodes and not self._core.closing:
                 self._start(record, definition, mode, extension)
 
     def _migrated(
@@ -316,15 +336,14 @@ class TaskSession(Session):
             input, phase = definition.migrate(stored)
             changes = {"input": definition.dump_input(input), "version": definition.version}
             checkpoint = phase.checkpoint()
+            definition.load_phase(checkpoint)
         except Exception as error:
             self._failed_migrations[record.id] = definition
             self._report("migration_failed", error, task=record, extension=extension)
             return None
         return record.replaced(**changes, state=record.state.replaced(checkpoint=checkpoint))
 
-    def _start(
-        self, record: TaskRecord, definition: type[Task[Any, Any]], mode: Mode, extension: str | None
-    ) -> None:
+    def _start(self, record: TaskRecord, definition: type[Task[Any, Any]], mode: Mode, extension: str | None) -> None:
         self._core.started(record.id, mode, self.clock())
         run: TaskRun[Any, Any]
         try:
@@ -333,12 +352,34 @@ class TaskSession(Session):
             self._spawn_end(record, extension, error)
             return
         run._last_record = record
-        task = self._loop.create_task(self._invoke(run), name=f"{record.kind}#{record.id}")
+        context = self.invocation_context(record) if self.invocation_context is not None else None
+        task = self._loop.create_task(self._invoke(run), name=f"{record.kind}#{record.id}", context=context)
+        if not self._invocations:
+            watchdog.watch(self, self._loop_blocked, self.blocked_after)
         self._invocations[record.id] = _Invocation(run, task)
+
+    def _loop_blocked(self, task: asyncio.Task[object] | None, stack: str, seconds: float) -> None:
+        """The watchdog's report: something held up the event loop (engine.md, section 7)."""
+        culprit = next((found.run for found in self._invocations.values() if found.task is task), None)
+        self._report(
+            "task_error",
+            DurableError(
+                f"a call blocked the engine's event loop for {seconds:.1f} s, and with it every task and timer: await it, "
+                f"or run it in a thread\n{stack}"
+            ),
+            task=None if culprit is None else culprit.record,
+            extension=None if culprit is None else culprit.extension,
+            reason="blocked_loop",
+        )
+
+    def _ended_invocation(self, id: int) -> None:
+        self._invocations.pop(id, None)
+        if not self._invocations:
+            watchdog.unwatch(self)
 
     def _spawn_end(self, record: TaskRecord, extension: str | None, error: BaseException) -> None:
         async def end() -> None:
-            await self._fault(record.id, error, extension)
+            await self._fault(record.id, error, extension, "abort")
             self._core.stopped(record.id, self.clock(), "its input does not fit its definition")
             self._stir()
 
@@ -351,18 +392,19 @@ class TaskSession(Session):
         why = "stopped before it began"
         invocation = self._invocations[run.id]
         invocation.begun = True
+        _current.set((self, run.id))
         try:
             if not invocation.asked_to_stop:
                 why = await self._phases(run)
         except asyncio.CancelledError:
             if not invocation.asked_to_stop:
-                self._invocations.pop(run.id, None)
+                self._ended_invocation(run.id)
                 raise  # the loop is being torn down: as a crash
             why = "invocation was cancelled"
         finally:
             run._active = False
         await self._join(run)
-        self._invocations.pop(run.id, None)
+        self._ended_invocation(run.id)
         try:
             await self._leave(run)
         except DurableError as error:
@@ -394,21 +436,23 @@ class TaskSession(Session):
                     run._last_record = record or run._last_record
                     self._report("task_error", error, task=run._last_record, extension=run.extension)
                 return "left by its own commit"
-            invocation = self._invocations.get(run.id)
-            if self._core.closing or (invocation is not None and invocation.asked_to_stop):
+            if self._core.closing or run._stopped:
                 return "stopped"
-            if run.mode == "run" and record.abort_requested:
+            if run.mode == "run" and not self._core.may_run(run.id):
                 return "stopped by an abort mark"
             if error is not None:
-                await self._fault(run.id, error, run.extension)
+                await self._fault(run.id, error, run.extension, run.mode)
                 return f"raised {type(error).__name__}"
             checkpoint = checkpoint_of_task(record) or {}
             if run.mode == "abort":
-                await self._fault(run.id, DurableError("the abort handler returned without an outcome"), run.extension)
+                error = DurableError("the abort handler returned without an outcome")
+                await self._fault(run.id, error, run.extension, run.mode)
                 return "the abort handler returned without an outcome"
             if checkpoint == before:
-                message = f"the phase {before.get('phase')!r} returned without committing anything that goes on from it"
-                await self._fault(run.id, DurableError(message), run.extension)
+                error = DurableError(
+                    f"the phase {before.get('phase')!r} returned without committing anything that goes on from it"
+                )
+                await self._fault(run.id, error, run.extension, run.mode)
                 return "returned without progress"
             run.checkpoint = checkpoint
             run.resumed = False
@@ -416,14 +460,15 @@ class TaskSession(Session):
             if found is not None and found[0] is not run.definition:
                 if self._readiness(record).blocked is None:
                     return "handed over to a new definition"
-                if (run.id, id(found[0])) not in self._outdated:
-                    self._outdated.add((run.id, id(found[0])))
+                if run._outdated_by is not found[0]:
+                    run._outdated_by = found[0]
                     self._report("task_outdated", task=record, extension=found[1])
 
-    async def _fault(self, id: int, error: BaseException, extension: str | None) -> None:
+    async def _fault(self, id: int, error: BaseException, extension: str | None, mode: Mode) -> None:
+        """End a task whose code broke; an abort mark that landed meanwhile comes first."""
         async with self._commit(lambda: Tx(self, None)) as tx:
             record = await tx.task(id)
-            if record is None or record.state.status != "running":
+            if record is None or record.state.status != "running" or (mode == "run" and record.abort_requested):
                 return
             await self._end_for(tx, record, fault(error), attempted=True)
         if record is not None:
@@ -441,11 +486,11 @@ class TaskSession(Session):
             if record is None or record.state.status != "running":
                 return
             if not (record.abort_requested and run.mode == "run"):
-                self._park(tx, record)
+                await self._park(tx, record)
 
-    def _park(self, tx: Tx, record: TaskRecord) -> None:
+    async def _park(self, tx: Tx, record: TaskRecord) -> None:
         state = Pending(checkpoint=checkpoint_of_task(record) or {})
-        tx._put_task(change(record, "park", state, self.clock()))
+        tx._put_task(await changed(tx, record, "park", state))
         tx._add(EndAttempt(record.id, "parked"))
 
     async def _park_all(self) -> None:
@@ -454,7 +499,7 @@ class TaskSession(Session):
             return
         async with self._commit(lambda: Tx(self, None)) as tx:
             for record in [task for task in self._sealed.tasks.values() if task.state.status == "running"]:
-                self._park(tx, record)
+                await self._park(tx, record)
 
     async def _join(self, run: TaskRun[Any, Any]) -> None:
         """Wait for the worker threads that the invocation started."""
@@ -466,9 +511,12 @@ class TaskSession(Session):
         invocation = self._invocations.get(id)
         if invocation is not None and not invocation.asked_to_stop:
             invocation.asked_to_stop = True
+            invocation.run._stopped = True
             invocation.run._thread_cancelled.set()
-            if invocation.begun:  # one that has not begun looks at the flag; cancelling it would skip its clean-up
+            if invocation.begun and invocation.run._active:
                 invocation.task.cancel()
+            # One that has not begun looks at the flag, and one that has ended only waits for its threads: cancelling
+            # either would skip its clean-up.
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
@@ -489,14 +537,14 @@ class TaskSession(Session):
         pending = {invocation.task for invocation in self._invocations.values()} | self._background
         reported = False
         while pending:
-            _, pending = await asyncio.wait(pending, timeout=SLOW_STOP)
+            _, pending = await asyncio.wait(pending, timeout=self.slow_stop)
             if pending and not reported:
                 reported = True
                 for invocation in self._invocations.values():
-                    stack = "".join(traceback.format_list(traceback.extract_stack(invocation.task.get_stack()[-1])[-1:]))
+                    where = _where(invocation)
                     self._report(
                         "task_error",
-                        WouldDeadlock(f"closing waits for code that does not stop:\n{stack}"),
+                        DurableError(f"closing waits for code that does not stop when it is cancelled: {where}"),
                         task=invocation.run.record,
                         extension=invocation.run.extension,
                         reason="slow_stop",
@@ -509,6 +557,7 @@ class TaskSession(Session):
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+        watchdog.unwatch(self)
 
     def _failing(self) -> None:
         super()._failing()
@@ -561,6 +610,9 @@ class TaskSession(Session):
         """
         self._check_line()
         self._implied_resume()
+        inside = self._inside()
+        if inside is not None and self._depends_on(id, inside):
+            raise WouldDeadlock(f"code of task {inside} would wait for task {id}, which cannot end before it")
         while True:
             self._check_open()
             record = await self.task(id)
@@ -569,8 +621,69 @@ class TaskSession(Session):
             if record.terminal:
                 return record
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._task_waiters.setdefault(id, []).append(waiter)
-            await waiter
+            waiters = self._task_waiters.setdefault(id, {})
+            waiters[waiter] = None
+            try:
+                await waiter
+            finally:
+                waiters.pop(waiter, None)
+
+    def _inside(self) -> int | None:
+        """The task whose invocation the calling code is part of, while that goes on."""
+        current = _current.get()
+        return current[1] if current is not None and current[0] is self and current[1] in self._invocations else None
+
+    async def close(self) -> None:
+        """As ``Session.close``. Raises ``WouldDeadlock`` from code of a task, which it would wait for."""
+        inside = self._inside()
+        if inside is not None and self.end is None:
+            raise WouldDeadlock(f"closing waits for task {inside}, whose code asks for it: close from outside")
+        await super().close()
+
+    async def signal(
+        self, task: TaskId, name: str, value: JsonValue = None, *, request_id: str | None = None
+    ) -> SignalResult:
+        """Send a named value to a task; returns when it is stored. Starts scheduling.
+
+        ``delivered`` when the task waited for it, ``kept`` until it asks for the name, ``duplicate`` when it was sent
+        the same request id before, ``terminal`` when the task has its outcome and will ask for nothing. Raises
+        ``DurableError`` for a task that does not exist, and ``InvalidValue`` for a value that is not strict JSON.
+        """
+        self._check_line()
+        self._implied_resume()
+        async with self._commit(lambda: Tx(self, None)) as tx:
+            return await deliver(tx, task, name, value, request_id)
+
+    async def story(self, id: TaskId) -> str:
+        """What happened to a task, live or ended, as a person reads it: one line per happening, oldest first.
+
+        It is told from the stored record and attempts, and from what this process saw. Raises ``DurableError`` for a
+        task that does not exist.
+        """
+        record = await self.task(id)
+        if record is None:
+            raise DurableError(f"there is no task {id}")
+        return await self._story(record)
+
+    async def _story(self, record: TaskRecord) -> str:
+        attempts = await self._read(self.storage.attempts(task=record.id))
+        lives = await self._read(self.storage.lives())
+        return tell(record, attempts, lives, self._core.events)
+
+    def validate(self) -> None:
+        """Check that what is live in memory agrees: the scheduler's core, and the committed records.
+
+        Raises ``AssertionError`` naming the first thing that does not.
+        """
+        self._core.validate()
+        tasks = self._committed.tasks
+        assert self._core.nodes.keys() == tasks.keys(), "the scheduler and the committed records list other live tasks"
+        for id, node in self._core.nodes.items():
+            assert node.record is tasks[id], f"the scheduler has another record of task {id} than the committed one"
+            children = {child for child in self._committed.children.get(id, ()) if child in tasks}
+            assert node.children == children, f"task {id} owns {sorted(children)}, the scheduler has {node.children}"
+            if node.invocation is not None and self._failure is None and self.end is None:
+                assert id in self._invocations or self._background, f"task {id} counts as running without an invocation"
 
     async def abort_task(self, id: TaskId) -> Literal["marked", "terminal"]:
         """Ask for the abort of a task and all its ordinary owned work; returns when the mark is stored.
@@ -586,7 +699,7 @@ class TaskSession(Session):
             return await self._stage_mark(tx, id, None)
 
     def _depends_on(self, task: int, other: int) -> bool:
-        """Whether ``task`` cannot end before ``other``: it is it, waits for it, or owns it, over any number of steps."""
+        """Whether ``task`` cannot end before ``other``: it is it, waits for it, or owns it, over any steps."""
         seen = {task}
         stack = [task]
         while stack:
@@ -609,6 +722,9 @@ class TaskSession(Session):
                 invocation = self._invocations.get(id)
                 if invocation is not None:
                     invocation.run._last_record = record
+                if id in self._failed_targets:
+                    self._failed_targets.discard(id)
+                    self._core.target_failed(id)
                 if record.terminal:
                     self._failed_migrations.pop(id, None)
                     for waiter in self._task_waiters.pop(id, ()):
@@ -662,6 +778,14 @@ class TaskSession(Session):
     def _graph_changed(self) -> None:
         for look in list(self._graph_watches.values()):
             look()
+
+
+def _where(invocation: _Invocation) -> str:
+    """What an invocation is doing: its stack, or that it waits for threads that it started."""
+    if invocation.run._threads:
+        return f"{len(invocation.run._threads)} of its threads still run; ctx.cancelled tells them to stop"
+    frames = invocation.task.get_stack()
+    return "\n" + "".join(traceback.format_list(traceback.extract_stack(frames[-1]))) if frames else "it has no stack"
 
 
 def _cut_off(record: TaskRecord) -> Faulted:
