@@ -107,7 +107,7 @@ def _warnings(path: str, stored: Stored, *, owned: bool) -> list[str]:
     last = stored.lives[-1] if stored.lives else None
     log = Path(path).resolve()
     log = log.with_name(log.name + "-wal")
-    if owned or last is None or last.ended is not None or log.exists():
+    if owned or log.exists() or (last is not None and last.ended is not None):
         return []
     # A process that dies leaves its log beside the file; a copy of the file alone has lost what lay there.
     return [
