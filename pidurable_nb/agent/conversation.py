@@ -22,25 +22,26 @@ from ..records import (
     SubmissionId,
     SubmissionRecord,
     SubmissionType,
+    TaskId,
 )
 from ..session import ContextView, Scan, Tx, Watch
 from ..session.documents import Address, check_name, read
 from ..session.session import CommitBlock, Publication, _place
 from ..storage.protocol import Order, Page
 from ..values import JsonValue, Value, check_json
-from .agent import Agent
+from .agent import Agent, AgentChange
 from .runs import next_run, place_write, start_run, withdraw_inputs
 from .state import AgentState, InboxItem, InboxState, LiveState, UsageState
 
 if TYPE_CHECKING:
-    from .harness import Harness
+    from .harness import Harness, Init
 
 WhenBusy = Literal["follow_up", "steer", "reject"]
 
 _blocks: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
 
-# The run that the current code is part of: (harness, conversation id), set around each invocation's code by the harness.
-current_run: ContextVar[tuple[Any, int, int] | None] = ContextVar("pidurable_nb_current_run", default=None)
+# The invocation that the current code is part of, as (harness, task id); the harness sets it around an invocation's code.
+current_invocation: ContextVar[tuple[Any, int] | None] = ContextVar("pidurable_nb_current_invocation", default=None)
 
 
 class ConversationView(Value):
@@ -156,7 +157,8 @@ class Conversation:
         inbox = await tx.doc(InboxState, self.id)
         if live.run is not None and when_busy == "reject":
             raise ConversationBusy(
-                f"conversation {self.id} is busy with a run, and the input asked to be rejected then; nothing was stored"
+                f"conversation {self.id} is busy with a run, and the input asked to be rejected then: nothing was stored; "
+                "wait_for_idle() first, or queue it as a follow_up"
             )
         id = SubmissionId(harness._mint())
         record = SubmissionRecord(
@@ -282,6 +284,7 @@ class Conversation:
     async def agent(self) -> Agent:
         """Its resolved agent."""
         self._harness._check_line()
+        self._harness._check_open()
         return await self._harness._agent(self.id)
 
     async def configure(self, **change: Any) -> None:
@@ -297,10 +300,29 @@ class Conversation:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def context(self, *, at: EntryId | None = None) -> ContextView:
-        """What the model reads: ``head``, ``entries``, ``messages``; with ``at`` as of an earlier entry."""
+        """What the model reads: ``head``, ``entries``, ``messages``; with ``at`` as of an earlier entry.
+
+        Raises ``DurableError`` for an entry that this conversation does not see (engine.md, section 5).
+        """
         self._harness._check_line()
         self._harness._check_open()
+        if at is not None and await self.entry(at) is None:
+            raise DurableError(f"conversation {self.id} has no entry {at}")
         return await self._harness._context_at(self.id, at)
+
+    async def fork(
+        self, at: EntryId, *, owner: TaskId | None = None, agent: AgentChange | None = None, init: Init | None = None
+    ) -> Conversation:
+        """A new conversation that sees this one's entries through ``at`` and goes on by itself (engine.md, section 6).
+
+        It keeps this one's agent as of that entry unless ``agent`` changes it; documents follow their fork policy. A task
+        given as ``owner`` owns it. Raises ``DurableError`` for an entry that this conversation does not see.
+        """
+        harness = self._harness
+        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+            record = await tx.fork_conversation(self.id, at, owner=owner)
+            await harness._set_up(tx, record, agent, init)
+        return Conversation(harness, record.id)
 
     async def entry(self, id: int) -> Entry | None:
         """An entry that this conversation sees, its parents' included; ``None`` for any other."""
@@ -349,21 +371,24 @@ class Conversation:
         """
         harness = self._harness
         harness._check_line()
-        harness._check_not_inside(self.id, "abort")
+        harness._check_not_inside(self.id, "abort", background=background)
         harness._implied_resume()
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             await withdraw_inputs(tx, self.id, "aborted")
         for task in harness._foreground(self.id, background=background):
             await harness.abort_task(task)
-        await self.wait_for_idle()
+        await harness._wait_until(lambda: not harness._foreground(self.id, background=background))
 
     async def wait_for_idle(self) -> None:
-        """Wait until no run is going on and nothing that waits could start one. Starts scheduling."""
+        """Wait until no run and no other foreground task is live. Starts scheduling.
+
+        Raises ``WouldDeadlock`` from code that one of these waits for.
+        """
         harness = self._harness
         harness._check_line()
         harness._check_not_inside(self.id, "wait_for_idle")
         harness._implied_resume()
-        await harness._wait_until(lambda: harness._is_idle(self.id))
+        await harness._wait_until(lambda: not harness._foreground(self.id))
 
 
 def watch_conversation(harness: Harness, id: ConversationId) -> Watch[ConversationView]:
@@ -375,10 +400,21 @@ def watch_conversation(harness: Harness, id: ConversationId) -> Watch[Conversati
     state: dict[str, ConversationView] = {}
 
     async def attach(watch: Watch[ConversationView]) -> ConversationView:
-        view = await harness._conversation_view(id)
-        state["view"] = view
+        harness._check_line()
+        harness._check_open()
+        state["view"] = await harness._conversation_view(id)
         harness._follow(watch, lambda publication: deliver(watch, publication))
-        return view
+        return state["view"]
+
+    def push(watch: Watch[ConversationView], changes: dict[str, Any], ops: list[Op]) -> None:
+        state["view"] = state["view"].replaced(**changes)
+        watch._push(state["view"], ops)
+
+    async def read_again(watch: Watch[ConversationView]) -> None:
+        """A head moved the active range to entries that were not in memory."""
+        context = await harness._context(id)
+        entries = tuple(context.entries)
+        push(watch, {"entries": entries}, [_replaced_entries(entries)])
 
     def deliver(watch: Watch[ConversationView], publication: Publication) -> None:
         changes: dict[str, Any] = {}
@@ -386,12 +422,15 @@ def watch_conversation(harness: Harness, id: ConversationId) -> Watch[Conversati
         entries = [entry for entry in publication.entries.values() if entry.conversation_id == id]
         if entries:
             context = harness._contexts.get(id)
-            if context is not None:
-                changes["entries"] = tuple(context.entries)
+            if any(entry.head is not None for entry in entries):
+                if context is None:
+                    harness._in_background(read_again(watch))
+                else:
+                    changes["entries"] = tuple(context.entries)
+                    ops.append(_replaced_entries(changes["entries"]))
             else:
                 changes["entries"] = (*state["view"].entries, *entries)
-            for entry in entries:
-                ops.append({"op": "add", "path": "/entries/-", "value": entry.to_data()})
+                ops.extend({"op": "add", "path": "/entries/-", "value": entry.to_data()} for entry in entries)
         for address, (field, doc) in documents.items():
             change = publication.documents.get(address)
             if change is not None and change.after is not None:
@@ -399,10 +438,13 @@ def watch_conversation(harness: Harness, id: ConversationId) -> Watch[Conversati
                 for op in change.ops:
                     ops.append({**op, "path": f"/{field}{op['path']}"})
         if changes:
-            state["view"] = state["view"].replaced(**changes)
-            watch._push(state["view"], ops)
+            push(watch, changes, ops)
 
     return Watch(attach, harness._unfollow, lambda view: view.to_data())
+
+
+def _replaced_entries(entries: Sequence[Entry]) -> Op:
+    return {"op": "replace", "path": "/entries", "value": [entry.to_data() for entry in entries]}
 
 
 def unanswered_message(record: SubmissionRecord) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field
@@ -17,13 +17,12 @@ from ..records import (
     ROOT,
     ConversationId,
     ConversationRecord,
-    EntryId,
     SubmissionRecord,
     TaskId,
     TaskRecord,
     checkpoint_of_task,
 )
-from ..session import Opening, Publication, Report, Scan, Tx
+from ..session import Opening, Publication, Report, Scan, SessionEnd, Tx
 from ..session.documents import Address
 from ..session.session import as_storage
 from ..storage.protocol import Order, Page, Storage
@@ -31,7 +30,7 @@ from ..tasks import Task, TaskSession, Wake
 from ..tasks.core import BlockedReason
 from ..values import Value
 from .agent import Agent, AgentChange, apply_change, resolve
-from .conversation import Conversation, ConversationView, Submission, current_run
+from .conversation import Conversation, ConversationView, Submission, current_invocation
 from .generation import GenerationTask
 from .registry import Registry
 from .runs import settle_inputs, withdraw_inputs
@@ -136,12 +135,12 @@ class Harness(TaskSession):
         self._on_created = conversation_created
         self._agents: dict[int, tuple[Any, Agent]] = {}
         self._change_waiters: list[asyncio.Future[None]] = []
+        self._submission_waiters: dict[int, list[asyncio.Future[None]]] = {}
         self._root_lock = asyncio.Lock()
         self._unsubscribe = self.registry.subscribe(self._registry_listener)
 
-    # The signature differs from Session's: a harness takes what agents need.
     @classmethod
-    def open(  # type: ignore[override]
+    def open(
         cls,
         storage: Storage | str | os.PathLike[str],
         *,
@@ -157,30 +156,34 @@ class Harness(TaskSession):
         """Open or create a session: ``await`` it, or use it in ``async with``, which also closes it.
 
         ``storage`` is a path (SQLite), ``jsonl:DIR`` or an existing directory, ``":memory:"``, or a ``Storage``.
-        ``models`` is one model, several, a mapping, a ``Models``, or a callable returning one of these. ``settings`` may
-        be a callable too and is read at each use. ``conversation_created(tx, record)`` runs in every commit that creates
-        a conversation. With ``on_wake`` the harness arms no timers: the host calls ``resume()`` (engine.md, section 8).
+        ``models`` is one model, several, a mapping, a ``Models``, or a callable returning one of these. ``settings``
+        may be a callable too and is read at each use. ``conversation_created(tx, record)`` runs in every commit that
+        creates a conversation. With ``on_wake`` the harness arms no timers: the host calls ``resume()`` (engine.md,
+        section 8).
 
         Nothing runs before ``resume()``, a submission, or a wait. Raises ``SessionInUse`` and ``StorageError``.
         """
 
         async def open_harness() -> Self:
-            harness = cls(
-                await as_storage(storage, clock),
-                models=models,
-                registry=registry,
-                settings=settings,
-                env=env,
-                conversation_created=conversation_created,
-                clock=clock,
-                on_report=on_report,
-                on_wake=on_wake,
-            )
+            opened = await as_storage(storage, clock)
+            harness: Self | None = None
             try:
+                harness = cls(
+                    opened,
+                    models=models,
+                    registry=registry,
+                    settings=settings,
+                    env=env,
+                    conversation_created=conversation_created,
+                    clock=clock,
+                    on_report=on_report,
+                    on_wake=on_wake,
+                )
                 await harness._load()
             except BaseException:
-                harness._unsubscribe()
-                await harness.storage.close(ended="failed")
+                if harness is not None:
+                    harness._unsubscribe()
+                await opened.close(ended="failed")
                 raise
             return harness
 
@@ -363,18 +366,25 @@ class Harness(TaskSession):
 
     async def _wait_for_submission(self, submission: Submission) -> SubmissionRecord:
         self._check_line()
-        inside = current_run.get()
-        if inside is not None and inside[0] is self and inside[1] == submission.conversation_id:
-            raise WouldDeadlock(
-                f"submission {submission.id} is answered in conversation {submission.conversation_id}, whose run is "
-                "waiting for this very code: let it end first, or ask in a conversation of its own"
-            )
         self._implied_resume()
-        while True:
+        record = await self._submission_record(submission.id)
+        inside = self._inside()
+        if inside is not None and not record.settled:
+            live = await self._committed_document(Address(LiveState.spec_.kind, submission.conversation_id))
+            run = None if live is None else live.value.get("run")
+            if run is not None and self._depends_on(run["task"], inside):
+                raise WouldDeadlock(
+                    f"submission {submission.id} is answered in conversation {submission.conversation_id}, whose run "
+                    "waits for this very code: let it end first, or ask in a conversation of its own"
+                )
+        while not record.settled:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._submission_waiters.setdefault(submission.id, []).append(waiter)
+            # What was read may be older than a commit that settled meanwhile; the mirror tells.
+            if submission.id in self._committed.submissions:
+                await waiter
             record = await self._submission_record(submission.id)
-            if record.settled:
-                return record
-            await self._changed()
+        return record
 
     async def _abort_submission(self, id: int) -> Literal["aborted", "already_placed", "settled"]:
         self._check_line()
@@ -397,37 +407,30 @@ class Harness(TaskSession):
 
     # -- idleness ----------------------------------------------------------------------------------------------------
 
-    def _is_idle(self, conversation: int) -> bool:
-        state = self._committed.documents.get(Address(LiveState.spec_.kind, conversation))
-        if state is None or state.value.get("run") is not None:
-            return state is None
-        return not any(
-            not task.background and task.owner is None and task.conversation_id == conversation
-            for task in self._committed.tasks.values()
-        )
+    def _foreground(self, conversation: int | None = None, *, background: bool = False) -> list[TaskId]:
+        """The live tasks that a conversation owns, or any; those in the background only when asked for.
 
-    def _foreground(self, conversation: int, *, background: bool) -> list[TaskId]:
-        """The conversation's own live tasks, the background ones only when asked for."""
+        A conversation is idle without them: its run is always one of them.
+        """
         return [
             task.id
             for task in self._committed.tasks.values()
-            if task.conversation_id == conversation and task.owner is None and (background or not task.background)
+            if task.owner is None
+            and conversation in (None, task.conversation_id)
+            and (background or not task.background)
         ]
 
     async def wait_for_idle(self) -> None:
-        """Wait until no conversation is busy. Starts scheduling."""
+        """Wait until no conversation is busy. Starts scheduling.
+
+        Raises ``WouldDeadlock`` from code that a foreground task waits for.
+        """
         self._check_line()
-        inside = current_run.get()
-        if inside is not None and inside[0] is self:
-            raise WouldDeadlock("this code is part of a run, and the harness is not idle before it ends")
+        self._check_not_inside(None, "wait_for_idle")
         self._implied_resume()
-        await self._wait_until(
-            lambda: all(task.background for task in self._committed.tasks.values() if task.owner is None)
-        )
+        await self._wait_until(lambda: not self._foreground())
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        for conversation in list(self._committed.conversations):
-            await self._committed_document(Address(LiveState.spec_.kind, conversation))
         while not condition():
             await self._changed()
 
@@ -441,40 +444,97 @@ class Harness(TaskSession):
 
     def _wake_waiters(self) -> None:
         waiters, self._change_waiters = self._change_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _release(waiters)
 
-    def _check_not_inside(self, conversation: int, what: str) -> None:
-        inside = current_run.get()
-        if inside is not None and inside[0] is self and inside[1] == conversation:
+    def _inside(self) -> int | None:
+        """The task whose live invocation the current code is part of."""
+        inside = current_invocation.get()
+        return inside[1] if inside is not None and inside[0] is self and inside[1] in self._invocations else None
+
+    def _check_not_inside(self, conversation: int | None, what: str, *, background: bool = False) -> None:
+        """Refuse a wait for idleness by code that idleness waits for (engine.md, rule 1.8)."""
+        inside = self._inside()
+        if inside is None:
+            return
+        for task in self._foreground(conversation, background=background):
+            if self._depends_on(task, inside):
+                raise WouldDeadlock(
+                    f"{what}() would wait for task {task}, which waits for the task {inside} that this code is part of: "
+                    "let the code end, or ask for it from outside"
+                )
+
+    async def wait_for_task(self, id: TaskId) -> TaskRecord:
+        """Wait until a task has ended, and return its record. Starts scheduling.
+
+        Raises ``DurableError`` for a task that does not exist, ``WouldDeadlock`` from code that the task waits for,
+        ``SessionClosed`` or ``SessionFailed`` when the session ends first.
+        """
+        self._check_line()
+        inside = self._inside()
+        if inside is not None and self._depends_on(id, inside):
+            raise WouldDeadlock(f"task {id} cannot end before the task {inside} that this code is part of")
+        return await super().wait_for_task(id)
+
+    async def close(self) -> None:
+        """As ``Session.close``. Raises ``WouldDeadlock`` from a tool, a hook or a phase, whose end it would wait for."""
+        self._check_line()
+        inside = self._inside()
+        if inside is not None:
             raise WouldDeadlock(
-                f"{what}() of conversation {conversation} would wait for the run that this code is part of: "
-                "let the code end, or ask for it from outside"
+                f"close() would wait for the task {inside} that this code is part of: close from outside, or from a "
+                "callback of the event loop"
             )
+        await super().close()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run engine work that nobody awaits; closing waits for it, and its error is reported."""
+        task = self._loop.create_task(work)
+        self._background.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._background.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None and self._closing is None:
+                self._report("listener_error", error)
+
+        task.add_done_callback(done)
 
     # -- what the session calls --------------------------------------------------------------------------------------
 
     async def _phases(self, run: Any) -> str:
-        token = current_run.set((self, run.conversation_id, run.id))
+        token = current_invocation.set((self, run.id))
         try:
             return await super()._phases(run)
         finally:
-            current_run.reset(token)
+            current_invocation.reset(token)
 
     def _published(self, publication: Publication) -> None:
         super()._published(publication)
+        for id, record in publication.submissions.items():
+            if record.settled:
+                _release(self._submission_waiters.pop(id, ()))
         self._wake_waiters()
 
     def _failing(self) -> None:
         super()._failing()
-        self._wake_waiters()
+        self._wake_all()
 
     async def _stopping(self) -> None:
         self._unsubscribe()
-        self._wake_waiters()
+        self._wake_all()
         await super()._stopping()
+
+    def _ended(self, end: SessionEnd) -> None:
+        super()._ended(end)
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        """Nothing more will come: whoever waits finds out why."""
         self._wake_waiters()
+        for waiting in (self._submission_waiters, self._task_waiters):
+            for waiters in waiting.values():
+                _release(waiters)
+            waiting.clear()
 
     def _registry_listener(self) -> None:
         """Called on the thread that changed the registry."""
@@ -493,18 +553,20 @@ class Harness(TaskSession):
         record = await self._sealed_conversation(id)
         if record is None:
             raise DurableError(f"there is no conversation {id}")
-        agent = await self._committed_document(Address(AgentState.spec_.kind, id))
-        live = await self._committed_document(Address(LiveState.spec_.kind, id))
-        inbox = await self._committed_document(Address(InboxState.spec_.kind, id))
-        usage = await self._committed_document(Address(UsageState.spec_.kind, id))
+        shown = (AgentState, LiveState, InboxState, UsageState)
+        for doc in shown:
+            await self._committed_document(Address(doc.spec_.kind, id))
         context = await self._context(id)
+        # Everything is in memory now; from here on it is read at one point between two commits.
+        states = [self._committed.documents.get(Address(doc.spec_.kind, id)) for doc in shown]
+        agent, live, inbox, usage = ({} if state is None else state.value for state in states)
         return ConversationView(
             record=record,
             entries=tuple(context.entries),
-            agent=AgentState.model_validate({} if agent is None else agent.value),
-            live=LiveState.model_validate({} if live is None else live.value),
-            inbox=InboxState.model_validate({} if inbox is None else inbox.value),
-            usage=UsageState.model_validate({} if usage is None else usage.value),
+            agent=AgentState.model_validate(agent),
+            live=LiveState.model_validate(live),
+            inbox=InboxState.model_validate(inbox),
+            usage=UsageState.model_validate(usage),
         )
 
     async def usage(self) -> UsageState:
@@ -535,9 +597,9 @@ class Harness(TaskSession):
             cursor = page.next
 
     async def inspect(self) -> Inspection:
-        """Live tasks with their scheduling state, open submissions, and what this process lacks (engine.md, section 14).
+        """Live tasks with their scheduling state, open submissions, and what this process lacks.
 
-        It writes nothing.
+        It writes nothing (engine.md, section 14).
         """
         self._check_line()
         self._check_open()
@@ -596,3 +658,9 @@ class Harness(TaskSession):
             return self.models.get(id) is not None
         except DurableError:
             return False
+
+
+def _release(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
