@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
 
 from ..records import Checkpoint, TaskRecord
 from ..session.documents import check_name
@@ -37,7 +37,7 @@ class Phase(BaseModel):
     ``complete``, ``fail``. A phase that returns without a new checkpoint is a fault, since nothing durable happened.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
     async def run(self, task: TaskRun[Any, Any]) -> None:
         """The code of this state."""
@@ -166,11 +166,18 @@ class Task(Generic[I, R]):
 
 @cache
 def _cached_adapter(type: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(type)
+    return _make_adapter(type)
+
+
+def _make_adapter(type: Any) -> TypeAdapter[Any]:
+    try:  # floats that JSON lacks stay what they are, for check_json to refuse; the default makes them None
+        return TypeAdapter(type, config=ConfigDict(ser_json_inf_nan="constants"))
+    except PydanticUserError:  # a model has its own configuration
+        return TypeAdapter(type)
 
 
 def _adapter(type: Any) -> TypeAdapter[Any]:
     try:
         return _cached_adapter(type)
     except TypeError:  # an unhashable annotation
-        return TypeAdapter(type)
+        return _make_adapter(type)

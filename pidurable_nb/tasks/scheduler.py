@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
-from contextvars import Context
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -364,8 +363,8 @@ class TaskSession(Session):
         self._report(
             "task_error",
             DurableError(
-                f"a call blocked the engine's event loop for {seconds:.1f} s, and with it every task and timer: await it, "
-                f"or run it in a thread\n{stack}"
+                f"a call blocked the engine's event loop for {seconds:.1f} s, and with it every task and timer: "
+                f"await it, or run it in a thread\n{stack}"
             ),
             task=None if culprit is None else culprit.record,
             extension=None if culprit is None else culprit.extension,
