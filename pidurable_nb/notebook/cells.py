@@ -1,9 +1,9 @@
 """Which submission a cell stands for (notebook.md, Running a cell again).
 
 A *request id* is made of the text after interpolation and an *ordinal* that tells equal texts apart. A cell with an id
-keeps the ordinal it first got, in a document; without cell ids the ordinal counts how often this kernel life has run that
-text. So running a cell again finds what is stored, in any front end. An *attempt* is a new submission under the same id,
-after a failure or with ``--again``.
+keeps the ordinal it first got, in a document; without cell ids the ordinal counts how often this kernel life has run
+that text. So running a cell again finds what is stored, in any front end. An *attempt* is a new submission under the
+same id, after a failure or with ``--again``.
 """
 
 from __future__ import annotations

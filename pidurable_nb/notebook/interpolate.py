@@ -1,7 +1,8 @@
 """Values of the notebook in the text of a cell (notebook.md, Interpolation).
 
-``{expression}`` becomes the value of the expression when it evaluates in the user's namespace; braces that do not, such as
-JSON and code, stay as they are written, and ``{{`` is a literal brace. Rich objects insert Markdown where they have it.
+``{expression}`` becomes the value of the expression when it evaluates in the user's namespace; braces that do not, such
+as JSON and code, stay as they are written, and ``{{`` is a literal brace. Rich objects insert Markdown where they have
+it.
 """
 
 from __future__ import annotations

@@ -259,7 +259,9 @@ def recovery_view(
     for record in inspection.submissions:
         if record.status == "queued" and record.type == "input":
             what = f"“{clip(prompts.get(record.id, ''), 60)}”"
-            rows.append(RecoveryRow(what="queued", title=f"input {record.id} {what}", was="queued", will="runs in turn"))
+            rows.append(
+                RecoveryRow(what="queued", title=f"input {record.id} {what}", was="queued", will="runs in turn")
+            )
     for item in inspection.tasks:
         row = _recovery_row(item.record, live, item.record.id in cut, prompts)
         if row is not None:
@@ -289,7 +291,9 @@ def _recovery_row(task: TaskRecord, live: LiveState, cut_off: bool, prompts: Map
         name = str(given.get("name"))
         if phase == "execute":
             if checkpoint.get("replay") == "safe":
-                return RecoveryRow(what="tool", title=f"tool {name}", was=f"running{cut}", will="runs again: it is safe to repeat")
+                return RecoveryRow(
+                    what="tool", title=f"tool {name}", was=f"running{cut}", will="runs again: it is safe to repeat"
+                )
             return RecoveryRow(
                 what="tool",
                 title=f"tool {name}",
@@ -301,7 +305,9 @@ def _recovery_row(task: TaskRecord, live: LiveState, cut_off: bool, prompts: Map
     state = task.state
     title = f"task {task.id} {task.kind}"
     if state.status == "sleeping":
-        return RecoveryRow(what="sleep", title=title, was="asleep", will=f"wakes at {clock_time(state.until, date=True)}")
+        return RecoveryRow(
+            what="sleep", title=title, was="asleep", will=f"wakes at {clock_time(state.until, date=True)}"
+        )
     if state.status == "waiting":
         return RecoveryRow(what="task", title=title, was=f"waiting for {len(state.on)} tasks", will="waits on")
     if state.status == "completing":
@@ -331,7 +337,11 @@ def _generation_row(
         if partial is not None and partial.text:
             was = f"streaming{cut}, {len(partial.text):,} characters stored"
             return RecoveryRow(
-                what="request", title=title, was=was, will="is asked again; the half answer is kept and marked", level="warn"
+                what="request",
+                title=title,
+                was=was,
+                will="is asked again; the half answer is kept and marked",
+                level="warn",
             )
         return RecoveryRow(what="request", title=title, was=f"asked{cut}, nothing had arrived", will="is asked again")
     if phase == "retry":

@@ -1,0 +1,551 @@
+"""What ``%durable``, ``%%durable`` and ``%%durable_kernel`` do (notebook.md, the table of commands).
+
+Each subcommand is one function with a parser of its own, a help text and an example, in ``COMMANDS``. They are thin
+over ``chat``. Failures are raised as errors whose text is one line that says what to do; ``magics`` shows them so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import glob
+import inspect
+import keyword
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ..agent.conversation import WhenBusy
+from ..agent.extension import Extension
+from ..agent.tool import Tool
+from ..errors import NotebookError
+from ..models import default_models
+from . import chat as sessions, frontend, kernels
+from .chat import Chat, Turn, _display
+from .interpolate import interpolate
+from .render import mimebundle, to_text
+from .view import AnswerView, StatusRow, StatusView, TextItem, View, clock_time
+
+__all__ = ["COMMANDS", "Command", "complete", "help_text", "run_cell", "run_in_child", "run_line"]
+
+
+class _HelpShown(Exception):
+    pass
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=100)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that raises one line and prints help without leaving."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100),
+            **options,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        raise NotebookError(f"{message}; it is used so: {usage} (--help says more)")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise _HelpShown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A subcommand: its name, its parser, and what it does. ``text`` means that the rest of its line is a text."""
+
+    name: str
+    about: str
+    example: str
+    parser: argparse.ArgumentParser
+    act: Callable[[Any, argparse.Namespace], Any]
+    text: bool = False
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def command(
+    name: str, about: str, example: str, *arguments: tuple[Any, dict[str, Any]], text: bool = False
+) -> Callable[[Callable[[Any, argparse.Namespace], Any]], Callable[..., Any]]:
+    """Register a subcommand."""
+
+    def register(act: Callable[[Any, argparse.Namespace], Any]) -> Callable[..., Any]:
+        parser = _Parser(prog=f"%durable {name}", description=_sentence(about), epilog=f"example:  {example}")
+        for names, options in arguments:
+            parser.add_argument(*((names,) if isinstance(names, str) else names), **options)
+        COMMANDS[name] = Command(name=name, about=about, example=example, parser=parser, act=act, text=text)
+        return act
+
+    return register
+
+
+def _sentence(about: str) -> str:
+    return f"{about[:1].upper()}{about[1:]}."
+
+
+_TEXT = ("text", {"nargs": "+", "help": "the rest of the line; {name} inserts a value of the notebook"})
+
+CELL = _Parser(
+    prog="%%durable",
+    description="Ask with the text of the cell; the answer streams below it. Running it again finds what is stored.",
+    epilog="example:  %%durable --to answer",
+)
+CELL.add_argument("--to", metavar="VAR", help="wait, and bind the answer to a variable")
+CELL.add_argument("--wait", action="store_true", help="keep the cell running until the answer is there")
+_busy = CELL.add_mutually_exclusive_group()
+_busy.add_argument("--steer", action="store_true", help="into the busy run, after its present tool round")
+_busy.add_argument("--follow-up", action="store_true", help="after the busy run (the default)")
+_busy.add_argument("--reject", action="store_true", help="fail when a run is going on")
+CELL.add_argument("--again", action="store_true", help="ask anew although an answer is stored")
+CELL.add_argument("--id", help="name the submission instead of deriving its id from the text")
+CELL.add_argument("--raw", action="store_true", help="insert no values: every brace stays as written")
+CELL.add_argument(
+    "--format",
+    choices=("rich", "text"),
+    default="rich",
+    help="how a waiting cell shows the answer: rich (one display), or text that streams to standard output",
+)
+
+KERNEL_CELL = _Parser(
+    prog="%%durable_kernel",
+    description="Run the cell in a child kernel, which can be killed without harm to this one.",
+    epilog='example:  %%durable_kernel lab --until "the fifth word"',
+)
+KERNEL_CELL.add_argument("name", help="the child kernel; it is started when it does not run")
+KERNEL_CELL.add_argument("--until", help="return when its output has this text, and leave the code running")
+KERNEL_CELL.add_argument("--timeout", type=float, help="fail when it takes longer, in seconds; the code goes on")
+KERNEL_CELL.add_argument("--quiet", action="store_true", help="show no output")
+KERNEL_CELL.add_argument("--then-kill", action="store_true", help="send it SIGKILL as soon as that is so")
+
+
+# -- running a line or a cell ----------------------------------------------------------------------------------------
+
+
+def run_line(shell: Any, line: str) -> Any:
+    """Do what a ``%durable`` line says."""
+    name, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    if name in ("", "--help", "-h", "help"):
+        print(help_text())
+        return None
+    found = COMMANDS.get(name)
+    if found is None:
+        close = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
+        close = close or [known for known in COMMANDS if known.startswith(name)]
+        hint = f"did you mean {' or '.join(close)}?" if close else "`%durable` alone lists the commands"
+        raise NotebookError(f"there is no command {name!r}: {hint}")
+    try:
+        if found.text and rest not in ("--help", "-h"):
+            if not rest:
+                raise NotebookError(f"{name} needs a text: {found.example}")
+            return found.act(shell, argparse.Namespace(text=_interpolated(shell, rest)))
+        return found.act(shell, found.parser.parse_args([_interpolated(shell, word) for word in _split(rest)]))
+    except _HelpShown:
+        return None
+
+
+def run_cell(shell: Any, line: str, cell: str) -> None:
+    """Ask with the text of a ``%%durable`` cell."""
+    try:
+        options = CELL.parse_args(_split(line))
+    except _HelpShown:
+        return
+    _ask(shell, cell if options.raw else _interpolated(shell, cell), options)
+
+
+def run_in_child(line: str, cell: str) -> None:
+    """Run a ``%%durable_kernel`` cell in its child kernel."""
+    try:
+        options = KERNEL_CELL.parse_args(_split(line))
+    except _HelpShown:
+        return
+    child = kernels.start(options.name)
+    child.run(cell, until=options.until, timeout=options.timeout, quiet=options.quiet)
+    if options.then_kill:
+        child.kill()
+        print(f"SIGKILL: child kernel {options.name} is dead")
+
+
+def _interpolated(shell: Any, text: str) -> str:
+    return interpolate(text, shell.user_ns) if shell is not None else text
+
+
+def _split(line: str) -> list[str]:
+    """The words of a line. Quotes keep spaces; a backslash is a character like any other, as paths have it."""
+    words = shlex.shlex(line, posix=True)
+    words.whitespace_split = True
+    words.commenters = words.escape = ""
+    try:
+        return list(words)
+    except ValueError:
+        raise NotebookError(f"a quote is not closed in: {line.strip()}") from None
+
+
+def _ask(shell: Any, text: str, options: argparse.Namespace) -> None:
+    """Submit a cell's text and show its answer."""
+    text = text.strip()
+    if not text:
+        raise NotebookError("the cell is empty: write what to ask below the %%durable line")
+    if options.to is not None and (not options.to.isidentifier() or keyword.iskeyword(options.to)):
+        raise NotebookError(f"--to {options.to}: that is not a name for a variable; --to answer would be one")
+    chat = sessions.current()
+    when_busy: WhenBusy = "steer" if options.steer else "reject" if options.reject else "follow_up"
+    turn = chat.submit_cell(text, cell=frontend.cell_id(), when_busy=when_busy, again=options.again, id=options.id)
+    live = frontend.live_frontend()
+    if live:
+        turn.show()
+        if not options.wait and options.to is None:
+            return
+    streamed = _Streamed(turn) if options.format == "text" and not live else None
+    try:
+        chat.wait_for_cell(turn)
+    finally:
+        if streamed is not None:
+            streamed.end()
+    if not live and (streamed is None or not turn.view.settled):
+        turn.show()
+    if not turn.view.settled:
+        print(_stops_waiting(turn.view, options.to))
+    elif turn.view.status == "unanswered":
+        raise NotebookError(f"there is no answer: {turn.view.problem or 'nothing says why'}")
+    elif options.to is not None and turn.view.status == "aborted":
+        raise NotebookError(f"the turn was stopped, so nothing is bound to {options.to}; --again asks anew")
+    elif options.to is not None:
+        shell.user_ns[options.to] = turn.result()
+
+
+class _Streamed:
+    """An answer as plain text on standard output, piece by piece as it is committed."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._printed: dict[str, int] = {}
+        self._last: str | None = None
+        self._open = False
+        turn._listeners.append(self._show)
+        self._show(turn.view)
+
+    def _show(self, view: AnswerView) -> None:
+        for item in view.items:
+            if isinstance(item, TextItem) and item.state in ("streaming", "done"):
+                done = self._printed.get(item.key, 0)
+                if len(item.text) > done:
+                    if self._last not in (None, item.key):
+                        print()
+                    print(item.text[done:], end="", flush=True)
+                    self._printed[item.key] = len(item.text)
+                    self._last, self._open = item.key, not item.text.endswith("\n")
+
+    def end(self) -> None:
+        self._turn._listeners.remove(self._show)
+        self._show(self._turn.view)
+        if self._open:
+            print(flush=True)
+
+
+def _stops_waiting(view: AnswerView, to: str | None) -> str:
+    """Why a cell no longer waits for a turn that goes on, and how to get its answer."""
+    if view.status == "retrying":
+        at = f" at {clock_time(view.retry_at)}" if view.retry_at is not None else ""
+        why = f"the model failed and is asked again{at}"
+    elif view.status == "deferred":
+        why = "the provider answers later"
+    else:
+        why = f"the session waits: {view.problem or 'a person must decide'}"
+    then = f"to bind {to} once the answer is there" if to is not None else "to see the answer"
+    return f"the cell stops waiting, and the turn goes on: {why}. Run the cell again {then}; nothing is asked twice."
+
+
+def help_text() -> str:
+    """Every command with what it does, and an example each."""
+    lines = [
+        "%%durable [--to VAR] [--wait] [--again] …",
+        "    ask with the text of the cell; running the cell again finds the stored answer",
+        "    %%durable --to answer",
+    ]
+    for found in sorted(COMMANDS.values(), key=lambda found: found.name):
+        usage = " ".join(found.parser.format_usage().removeprefix("usage: ").replace("[-h] ", "").split())
+        lines += [usage.removesuffix(" [-h]"), f"    {found.about}", f"    {found.example}"]
+    lines += [
+        "%%durable_kernel NAME [--until TEXT] [--timeout S] [--then-kill]",
+        "    run the cell in a child kernel, which can be killed without harm to this one",
+        '    %%durable_kernel lab --until "the fifth word" --then-kill',
+        "",
+        "%durable COMMAND --help explains one; {name} in a text inserts a value of the notebook.",
+    ]
+    return "\n".join(lines)
+
+
+def complete(shell: Any, line: str) -> list[str]:
+    """What can come at the end of a line: commands, their options, and the names that they take."""
+    words = line.split()
+    word = "" if line.endswith(" ") or not words else words.pop()
+    if not words:
+        return []
+    found = _choices(shell, words)
+    # The shell breaks words at colons and compares what comes after the last one.
+    head = word[: word.rfind(":") + 1]
+    return sorted(choice.removeprefix(head) for choice in found if choice.startswith(head))
+
+
+def _choices(shell: Any, words: list[str]) -> list[str]:
+    magic, given = words[0], words[1:]
+    if magic == "%%durable":
+        return _options(CELL)
+    if magic == "%%durable_kernel":
+        return [*_options(KERNEL_CELL), *(child.name for child in kernels.running())]
+    if not given:
+        return list(COMMANDS)
+    found = COMMANDS.get(given[0])
+    if found is None or found.text:
+        return []
+    if given[-1] in ("--model", "model"):
+        return [*(item.name.removesuffix("…") for item in default_models.available())]
+    options = _options(found.parser)
+    if found.name in ("use", "close"):
+        options += [chat.name for chat in sessions.sessions()]
+    if found.name == "kernel":
+        actions = ["start", "kill", "restart", "stop"]
+        options += actions if len(given) == 1 else [child.name for child in kernels.running()]
+    if found.name == "install":
+        options += [name for name, value in shell.user_ns.items() if not name.startswith("_") and _installable(value)]
+    if found.name == "open" and len(given) == 1:
+        options += [*glob.glob("*.sqlite"), *glob.glob("*.db")]
+    return options
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
+
+
+def _installable(value: Any) -> bool:
+    return isinstance(value, Tool | Extension) or inspect.isfunction(value)
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+@command(
+    "open",
+    "open or create a session and show what was recovered",
+    "%durable open chat.sqlite --model local:smollm2",
+    ("path", {"help": "a file; jsonl:DIR for a journal; :memory: for none"}),
+    ("--model", {"help": "provider:name, such as local:smollm2 or openai:gpt-5-mini"}),
+    ("--instructions", {"help": "what the model is told first"}),
+    ("--paused", {"action": "store_true", "help": "start nothing before %durable resume"}),
+    (("--as",), {"dest": "name", "metavar": "NAME", "help": "a name for %durable use"}),
+)
+def _open(shell: Any, options: argparse.Namespace) -> Chat:
+    return sessions.open(
+        options.path,
+        model=options.model,
+        instructions=options.instructions,
+        paused=options.paused,
+        name=options.name,
+        show=True,
+    )
+
+
+@command(
+    "close",
+    "close the session; what was running goes on at the next opening",
+    "%durable close",
+    ("name", {"nargs": "?", "help": "by default the current one"}),
+)
+def _close(shell: Any, options: argparse.Namespace) -> None:
+    chat = sessions.close(options.name)
+    print(f"closed {chat.path}")
+
+
+@command("status", "what is open, who owns it, what runs", "%durable status")
+def _status(shell: Any, options: argparse.Namespace) -> None:
+    shown = sessions.sessions()
+    if not shown:
+        _show(
+            StatusView(
+                title="no session is open",
+                state="closed",
+                rows=(StatusRow(name="next", value="%durable open chat.sqlite"),),
+            )
+        )
+    for chat in shown:
+        _show(chat.status())
+
+
+@command("use", "switch to another open session", "%durable use chat", ("name", {"help": "its name"}))
+def _use(shell: Any, options: argparse.Namespace) -> None:
+    print(f"using {sessions.use(options.name).path}")
+
+
+@command("resume", "start what waits, also without tools that are missing", "%durable resume")
+def _resume(shell: Any, options: argparse.Namespace) -> None:
+    sessions.current().resume()
+    print("resumed")
+
+
+@command("ask", "ask one line", "%durable ask What is the capital of {country}?", _TEXT, text=True)
+def _ask_line(shell: Any, options: argparse.Namespace) -> None:
+    _ask(shell, options.text, CELL.parse_args([]))
+
+
+@command(
+    "steer",
+    "put a message into the busy run, after its present tool round; idle, it asks",
+    "%durable steer Use metric units",
+    _TEXT,
+    text=True,
+)
+def _steer(shell: Any, options: argparse.Namespace) -> None:
+    _ask(shell, options.text, CELL.parse_args(["--steer"]))
+
+
+@command("follow", "ask after the busy run", "%durable follow And in French?", _TEXT, text=True)
+def _follow(shell: Any, options: argparse.Namespace) -> None:
+    _ask(shell, options.text, CELL.parse_args(["--follow-up"]))
+
+
+@command("stop", "withdraw queued inputs and stop the run", "%durable stop")
+def _stop(shell: Any, options: argparse.Namespace) -> None:
+    sessions.current().stop()
+    print("stopped: nothing runs in this conversation")
+
+
+@command("wait", "wait until the conversation is idle", "%durable wait")
+def _wait(shell: Any, options: argparse.Namespace) -> None:
+    sessions.current().wait()
+
+
+@command("retry", "go on after a run that ended without an answer", "%durable retry")
+def _retry(shell: Any, options: argparse.Namespace) -> None:
+    chat = sessions.current()
+    chat.retry()
+    _show(chat.history(2))
+
+
+@command(
+    "tasks",
+    "live tasks as a tree",
+    "%durable tasks --all",
+    ("--all", {"action": "store_true", "help": "those that have ended too"}),
+)
+def _tasks(shell: Any, options: argparse.Namespace) -> None:
+    _show(sessions.current().tasks(all=options.all))
+
+
+@command(
+    "history",
+    "the transcript",
+    "%durable history 4",
+    ("count", {"nargs": "?", "type": int, "help": "only the last so many entries"}),
+)
+def _history(shell: Any, options: argparse.Namespace) -> None:
+    _show(sessions.current().history(options.count))
+
+
+@command("usage", "tokens and cost, per model and tool", "%durable usage")
+def _usage(shell: Any, options: argparse.Namespace) -> None:
+    usage = sessions.current().usage()
+    rows = [
+        StatusRow(
+            name=name,
+            value=f"{spent.input_tokens + spent.cache_read_tokens + spent.cache_write_tokens:,} tokens in, "
+            f"{spent.output_tokens:,} out" + (f", ${spent.cost:.4f}" if spent.cost else ""),
+        )
+        for name, spent in (*usage.models.items(), *usage.tools.items())
+    ]
+    _show(StatusView(title=f"usage · {usage.requests} requests", state="idle", rows=tuple(rows)))
+
+
+@command(
+    "model", "the model of this conversation", "%durable model openai:gpt-5-mini", ("name", {"help": "provider:name"})
+)
+def _model(shell: Any, options: argparse.Namespace) -> None:
+    sessions.current().configure(model=options.name)
+    print(f"the model is {options.name} from the next request on")
+
+
+@command("models", "what can be used now, and what is missing for the rest", "%durable models")
+def _models(shell: Any, options: argparse.Namespace) -> None:
+    rows = tuple(
+        StatusRow(name=item.name, value="ready" if item.usable else (item.missing or "not usable"))
+        for item in default_models.available()
+    )
+    _show(StatusView(title="models", state="idle", rows=rows))
+
+
+@command(
+    "install",
+    "install a @tool function, a function or an Extension from the notebook",
+    "%durable install weather",
+    ("names", {"nargs": "+", "metavar": "VAR", "help": "names of this notebook"}),
+)
+def _install(shell: Any, options: argparse.Namespace) -> None:
+    names = shell.user_ns
+    missing = [name for name in options.names if name not in names]
+    if missing:
+        raise NotebookError(f"there is no {', '.join(missing)} in this notebook: run the cell that defines it")
+    sessions.install(*(names[name] for name in options.names))
+    print(f"installed {', '.join(options.names)}")
+
+
+@command("tools", "the tools that the model is offered", "%durable tools")
+def _tools(shell: Any, options: argparse.Namespace) -> None:
+    chat = sessions.current()
+    agent = chat.run(chat.conversation.agent)
+    rows = tuple(
+        StatusRow(
+            name=name,
+            value=f"{tool.description.splitlines()[0] if tool.description else 'no description'} · "
+            f"{'safe to repeat' if tool.replay == 'safe' else 'not repeated after a crash'}",
+        )
+        for name, tool in agent.tools.items()
+    )
+    _show(StatusView(title="tools" if rows else "no tools: %durable install NAME", state="idle", rows=rows))
+
+
+@command("crash", "SIGKILL this kernel, as a crash would", "%durable crash")
+def _crash(shell: Any, options: argparse.Namespace) -> None:
+    kernels.crash_this_kernel()
+
+
+@command("restart", "restart this kernel through its Jupyter server", "%durable restart")
+def _restart(shell: Any, options: argparse.Namespace) -> None:
+    kernels.restart_this_kernel()
+    print("the kernel restarts")
+
+
+@command(
+    "kernel",
+    "a child kernel to crash safely",
+    "%durable kernel kill lab",
+    ("action", {"choices": ("start", "kill", "restart", "stop"), "help": "kill is SIGKILL; stop lets it close first"}),
+    ("name", {"help": "its name"}),
+)
+def _kernel(shell: Any, options: argparse.Namespace) -> None:
+    if options.action == "start":
+        kernels.start(options.name)
+        print(f"child kernel {options.name} runs")
+    elif options.action == "kill":
+        kernels.kill(options.name)
+        print(f"SIGKILL: child kernel {options.name} is dead")
+    elif options.action == "restart":
+        kernels.restart(options.name)
+        print(f"child kernel {options.name} was killed and runs again")
+    else:
+        kernels.stop(options.name)
+        print(f"child kernel {options.name} has stopped")
+
+
+def _show(view: View) -> None:
+    if frontend.in_ipython():
+        _display(mimebundle(view))
+    else:
+        print(to_text(view))
