@@ -92,13 +92,15 @@ class Agent:
     unresolved: tuple[str, ...]
     registry: RegistrySnapshot
     selected: tuple[str, ...] | None
-    model_tools: tuple[str, ...] = ()
+    model_tools: tuple[str, ...] | None = None
 
     @property
     def offered(self) -> dict[str, ToolDeclaration]:
-        """What the model is told about, by name."""
+        """What the model is told about, by name: ``model_tools`` where they are chosen, else all but deferred ones."""
         return {
-            name: tool.declaration for name, tool in self.tools.items() if tool.callers != "tools" and not tool.deferred
+            name: tool.declaration
+            for name, tool in self.tools.items()
+            if tool.callers != "tools" and (not tool.deferred if self.model_tools is None else name in self.model_tools)
         }
 
     def hooks(self, kind: type[Any]) -> list[tuple[str, Any]]:
@@ -123,6 +125,7 @@ def resolve(
     if names is not None:
         missing += [f"tool {name}" for name in names if name not in tools]
         tools = {name: tools[name] for name in names if name in tools}
+    missing += [f"tool {name}" for name in state.model_tools or () if name not in tools]
     return Agent(
         model=state.model or settings.model or only_model,
         thinking=state.thinking or settings.thinking,
@@ -133,7 +136,7 @@ def resolve(
         unresolved=tuple(missing),
         registry=registry,
         selected=extensions,
-        model_tools=state.model_tools or (),
+        model_tools=state.model_tools,
     )
 
 

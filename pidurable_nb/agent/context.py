@@ -25,7 +25,7 @@ D = TypeVar("D", bound=Document)
 
 
 class Accepted(Awaitable[None]):
-    """Output that was accepted. Awaiting it returns once it is committed; not awaiting it leaves that to the throttle."""
+    """Output that was accepted. Awaiting it returns once it is committed; else that is left to the throttle."""
 
     def __init__(self, committed: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._committed = committed
@@ -129,9 +129,9 @@ class ToolContext:
 
     def _flushed(self, task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            if self._run._active and not isinstance(error, DurableError):
-                self._run.report(error)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._run._active and not isinstance(error, DurableError):
+            self._run.report(error)
 
     async def _flush(self) -> None:
         """Commit what has been accepted."""
@@ -226,8 +226,9 @@ class ToolContext:
         return self._from_here(self._run.conversation(id))
 
     def create_conversation(self, *, agent: Any = None) -> Any:
-        """A conversation that this call owns, with a copy of the present agent unless ``agent`` changes it."""
-        return self._from_here(self._run._session.create_conversation(owner=self.task_id, agent=agent))  # type: ignore[attr-defined]
+        """A conversation that this call owns, with a copy of the present agent, changed by ``agent``."""
+        harness: Any = self._run._session
+        return self._from_here(harness.create_conversation(owner=self.task_id, agent=agent))
 
     def agent(self) -> Any:
         """The resolved agent of the conversation."""

@@ -40,8 +40,8 @@ WhenBusy = Literal["follow_up", "steer", "reject"]
 
 _blocks: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
 
-# The invocation that the current code is part of, as (harness, task id); the harness sets it around an invocation's code.
 current_invocation: ContextVar[tuple[Any, int] | None] = ContextVar("pidurable_nb_current_invocation", default=None)
+"""The invocation that the current code is part of: the harness, which sets it around that code, and the task's id."""
 
 
 class ConversationView(Value):
@@ -157,8 +157,8 @@ class Conversation:
         inbox = await tx.doc(InboxState, self.id)
         if live.run is not None and when_busy == "reject":
             raise ConversationBusy(
-                f"conversation {self.id} is busy with a run, and the input asked to be rejected then: nothing was stored; "
-                "wait_for_idle() first, or queue it as a follow_up"
+                f"conversation {self.id} is busy with a run, and the input asked to be rejected then: nothing was "
+                "stored; wait_for_idle() first, or queue it as a follow_up"
             )
         id = SubmissionId(harness._mint())
         record = SubmissionRecord(
@@ -315,8 +315,8 @@ class Conversation:
     ) -> Conversation:
         """A new conversation that sees this one's entries through ``at`` and goes on by itself (engine.md, section 6).
 
-        It keeps this one's agent as of that entry unless ``agent`` changes it; documents follow their fork policy. A task
-        given as ``owner`` owns it. Raises ``DurableError`` for an entry that this conversation does not see.
+        It keeps this one's agent as of that entry unless ``agent`` changes it; documents follow their fork policy. A
+        task given as ``owner`` owns it. Raises ``DurableError`` for an entry that this conversation does not see.
         """
         harness = self._harness
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:

@@ -181,11 +181,18 @@ class Extension:
     wraps: Sequence[Wrap] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in (("tools", Tool), ("sections", Section), ("wraps", Wrap)):
+        parts: tuple[tuple[str, Any], ...] = (
+            ("tools", Tool),
+            ("sections", Section),
+            ("wraps", Wrap),
+            ("hooks", (GenerationHooks, ToolHooks, CompactionHooks)),
+        )
+        for name, kind in parts:
             for item in getattr(self, name):
                 if not isinstance(item, kind):
                     hint = " (decorate the function with @tool)" if kind is Tool and callable(item) else ""
-                    raise RegistryError(f"extension {self.name}: {item!r} in {name} is not a {kind.__name__}{hint}")
+                    wanted = kind.__name__ if isinstance(kind, type) else " or ".join(one.__name__ for one in kind)
+                    raise RegistryError(f"extension {self.name}: {item!r} in {name} is not a {wanted}{hint}")
         for task in self.tasks:
             if not (isinstance(task, type) and issubclass(task, Task) and hasattr(task, "name")):
                 raise RegistryError(f"extension {self.name}: {task!r} is not a task class with a name")

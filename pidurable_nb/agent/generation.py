@@ -1,14 +1,14 @@
 """A turn: one model response and its tool calls, as a durable task (engine.md, section 11).
 
-``Prepare`` pins a request, ``Request`` streams it, ``Retry`` and ``Poll`` are durable sleeps, ``Tools`` waits for a round
-of calls, ``Finish`` and ``Drain`` run what ``after_run`` asked for. The end of each is one commit.
+``Prepare`` pins a request, ``Request`` streams it, ``Retry`` and ``Poll`` are durable sleeps, ``Tools`` waits for a
+round of calls, ``Finish`` and ``Drain`` run what ``after_run`` asked for. The end of each is one commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DurableError, UnknownModel
@@ -274,7 +274,8 @@ async def _fail(task: Run, reason: str, detail: str | None = None, message: Assi
 class _Partial:
     """The answer as far as it has arrived, and the commits that keep it (engine.md, section 11).
 
-    The first delta commits at once, later ones at most every interval; what arrives meanwhile goes with the next commit.
+    The first delta commits at once, later ones at most every interval; what arrives meanwhile goes with the next
+    commit.
     """
 
     def __init__(self, task: Run, request: GenerationTask.Request) -> None:
@@ -390,8 +391,7 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
         max_tokens=request.options.max_tokens,
     )
     try:
-        stream = model.stream(sent)
-        async with aclosing(stream) as events:  # type: ignore[type-var]
+        async with _closing(model.stream(sent)) as events:
             async for event in events:
                 if partial.error is not None:
                     raise partial.error
@@ -399,13 +399,9 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
                     message = event.message
                     break
                 partial.add(event)
-    except asyncio.CancelledError:
-        raise
-    except DurableError as error:
+    except Exception as error:
         if partial.error is error:
             raise
-        message = _error_message(error, partial.message().content)
-    except Exception as error:
         message = _error_message(error, partial.message().content)
     await partial.settle()
     if partial.error is not None:
@@ -422,9 +418,20 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
     )
 
 
+@asynccontextmanager
+async def _closing(stream: AsyncIterator[ModelEvent]) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+    """Stop a stream when the block is left, where it can be stopped: a generator can, a bare iterator need not."""
+    try:
+        yield stream
+    finally:
+        stop = getattr(stream, "aclose", None)
+        if stop is not None:
+            await stop()
+
+
 def _error_message(error: BaseException, content: Sequence[ContentBlock] = ()) -> AssistantMessage:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    kept = [block for block in content if block.type != "tool_call"]
+    kept: list[ContentBlock] = [block for block in content if block.type != "tool_call"]
     return AssistantMessage(content=kept, stop_reason="error", error=text)
 
 
@@ -507,7 +514,7 @@ async def _answer(task: Run, message: AssistantMessage, agent: Agent) -> None:
             tx.complete()
             return
         if goes_on is not None:
-            tx._append("pi.user", conversation, [UserMessage(goes_on.content, timestamp=task.now())])
+            tx._append("pi.user", conversation, [UserMessage([TextBlock(goes_on.content)], timestamp=task.now())])
             joined = await boundary(tx, conversation, task.settings)
             await continue_run(tx, conversation, joined)
             tx.complete()
@@ -601,14 +608,18 @@ async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
             except Exception as error:
                 _reported(task, extension, "after_tools", error)
     controls: list[Control] = [result.control for result in results if result.control is not None]
-    ends = len(phase.tasks) == len(message.tool_calls) == len([c for c in controls if c.terminate]) > 0
+    notes = [control.handoff for control in controls if control.handoff is not None]
+    terminated = len(phase.tasks) == len(message.tool_calls) == len([c for c in controls if c.terminate]) > 0
     added = [name for control in controls for name in control.add_tools if name in agent.tools]
     async with task.commit() as tx:
         live = await tx.doc(LiveState, conversation)
         if live.run is None:
             tx.complete()
             return
-        if ends:
+        if notes or terminated:
+            if notes:
+                note = UserMessage([TextBlock("\n\n".join(notes))], timestamp=task.now())
+                tx._append("pi.reset", conversation, [note], head="self")
             await settle_inputs(tx, live.run.inputs, answer=assistant.id)
             clear(live)
             await next_run(tx, conversation, task.settings)

@@ -340,10 +340,14 @@ class Harness(TaskSession):
 
         def everything(field: str) -> Sequence[str]:
             if field == "extensions":
-                return settings.extensions or [extension.name for extension in snapshot.extensions]
+                installed = [extension.name for extension in snapshot.extensions]
+                return installed if settings.extensions is None else settings.extensions
+            tools = snapshot.tools(settings.extensions if state.extensions is None else state.extensions)
+            chosen = settings.tools if field == "tools" or state.tools is None else state.tools
+            names = list(tools) if chosen is None else list(chosen)
             if field == "tools":
-                return settings.tools or list(snapshot.tools(state.extensions or settings.extensions))
-            return ()
+                return names
+            return [n for n in names if n not in tools or (tools[n].callers != "tools" and not tools[n].deferred)]
 
         apply_change(state, change, everything)
 
@@ -459,8 +463,8 @@ class Harness(TaskSession):
         for task in self._foreground(conversation, background=background):
             if self._depends_on(task, inside):
                 raise WouldDeadlock(
-                    f"{what}() would wait for task {task}, which waits for the task {inside} that this code is part of: "
-                    "let the code end, or ask for it from outside"
+                    f"{what}() would wait for task {task}, which waits for the task {inside} that this code is "
+                    "part of: let the code end, or ask for it from outside"
                 )
 
     async def wait_for_task(self, id: TaskId) -> TaskRecord:
@@ -476,7 +480,7 @@ class Harness(TaskSession):
         return await super().wait_for_task(id)
 
     async def close(self) -> None:
-        """As ``Session.close``. Raises ``WouldDeadlock`` from a tool, a hook or a phase, whose end it would wait for."""
+        """As ``Session.close``. Raises ``WouldDeadlock`` from a tool, a hook or a phase: it would wait for its end."""
         self._check_line()
         inside = self._inside()
         if inside is not None:

@@ -8,6 +8,11 @@ from .tool import OutputLimits
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
+_CUT = re.compile(r"(?:\r|\x1b(?:\[[0-9;?]*[ -/]*|\][^\x07\x1b]*\x1b?)?)\Z")
+
+LONGEST_CUT = 4096
+"""The longest beginning of an escape that is held back; a longer one is no escape."""
+
 
 def clean(text: str) -> str:
     """Text without terminal escapes and control characters; line ends become ``\\n``, lone surrogates ``\\ufffd``."""
@@ -21,12 +26,19 @@ class OutputBuffer:
     def __init__(self, limits: OutputLimits) -> None:
         self.limits = limits
         self.text = ""
+        self._cut = ""
         self.dropped_chars = 0
         self.dropped_lines = 0
 
     def append(self, chunk: str) -> int:
-        """Take text in; returns how many characters it was after cleaning."""
-        chunk = clean(chunk)
+        """Take text in; returns how many characters it was after cleaning.
+
+        A line end or a terminal escape may be cut between two chunks: its beginning waits for the rest.
+        """
+        chunk = self._cut + chunk
+        cut = _CUT.search(chunk)
+        self._cut = "" if cut is None or len(chunk) - cut.start() > LONGEST_CUT else chunk[cut.start() :]
+        chunk = clean(chunk[: len(chunk) - len(self._cut)])
         if self.limits.keep == "head" and self.dropped_chars:
             self._drop(chunk)
             return len(chunk)

@@ -1,7 +1,7 @@
 """How a run begins, goes on and ends: what is staged in the commits at its boundaries (engine.md, sections 9 and 11).
 
-A *run* is the turns from an input to its final answer. Each turn is one generation task; ``pi.live.run`` carries the run
-from one to the next. Every function here stages into the transaction of the commit that makes the change.
+A *run* is the turns from an input to its final answer. Each turn is one generation task; ``pi.live.run`` carries the
+run from one to the next. Every function here stages into the transaction of the commit that makes the change.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from ..errors import RegistryError
+from ..errors import InvalidValue, RegistryError
 from ..messages import ContentBlock, ToolDeclaration, Usage
-from ..values import JsonValue
+from ..values import JsonValue, check_json
 from .state import Diagnostic
 
 Replay: TypeAlias = Literal["safe", "unsafe"]
@@ -48,8 +48,8 @@ class ToolControl:
 class ToolResult:
     """What a tool gives back.
 
-    ``content`` is text or blocks for the model, ``structured`` a value of the tool's declared type, ``details`` JSON for
-    user interfaces, ``diagnostics`` remarks that the model sees in one closing block.
+    ``content`` is text or blocks for the model, ``structured`` a value of the tool's declared type, ``details`` JSON
+    for user interfaces, ``diagnostics`` remarks that the model sees in one closing block.
     """
 
     content: str | Sequence[ContentBlock] | None = None
@@ -106,6 +106,17 @@ class Tool:
             raise RegistryError(f"the tool {self.name} has replay={self.replay!r}; it is 'safe' or 'unsafe'")
         if not callable(self.execute):
             raise RegistryError(f"the tool {self.name} has nothing to execute")
+        for option, value, allowed in (
+            ("execution", self.execution, ("parallel", "sequential")),
+            ("callers", self.callers, ("model", "tools", "both")),
+        ):
+            if value not in allowed:
+                raise RegistryError(f"the tool {self.name} has {option}={value!r}; it is one of {', '.join(allowed)}")
+        if self.approval is not False:
+            raise RegistryError(
+                f"the tool {self.name} asks for approval, which this version cannot wait for: it will not run such a "
+                "tool unasked. Leave approval out, and block calls in a before_tool hook"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function behind the tool, as Python code does."""
@@ -129,19 +140,20 @@ class Tool:
                 checked = self.parameters.model_validate(arguments)
             except ValidationError as error:
                 raise ValueError(_explain(error)) from None
-            return checked.model_dump(mode="json", exclude_unset=True, by_alias=True)
-        missing = [name for name in self.parameters.get("required", ()) if name not in arguments]
-        if missing:
-            raise ValueError(f"missing: {', '.join(missing)}")
-        return dict(arguments)
+            arguments = checked.model_dump(mode="json", exclude_unset=True, by_alias=True)
+        else:
+            missing = [name for name in self.parameters.get("required", ()) if name not in arguments]
+            if missing:
+                raise ValueError(f"missing: {', '.join(missing)}")
+        try:
+            stored: dict[str, JsonValue] = check_json(arguments, "the arguments")
+        except InvalidValue as error:
+            raise ValueError(str(error)) from None
+        return stored
 
     def load(self, arguments: dict[str, JsonValue]) -> Any:
         """What ``execute`` gets: the model's instance, or the mapping."""
         return self.parameters.model_validate(arguments) if isinstance(self.parameters, type) else dict(arguments)
-
-    def needs_approval(self, arguments: dict[str, JsonValue]) -> bool:
-        """Whether a person must agree to a call with these arguments."""
-        return self.approval if isinstance(self.approval, bool) else bool(self.approval(arguments))
 
     def check_structured(self, value: Any) -> JsonValue:
         """A structured result in JSON form, validated against the declared type."""
@@ -217,7 +229,7 @@ def _from_function(
 ) -> Tool:
     from .context import ToolContext
 
-    label = name or getattr(function, "__name__", "")
+    label = name or str(getattr(function, "__name__", ""))
     try:
         hints = typing.get_type_hints(function, localns=dict(names) | {"ToolContext": ToolContext}, include_extras=True)
     except NameError as error:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from ..errors import DurableError
-from ..messages import ContentBlock, TextBlock, ToolResultMessage, Usage
+from ..messages import ContentBlock, ImageBlock, TextBlock, ToolResultMessage, Usage
 from ..records import EntryId, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
@@ -144,22 +144,15 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
             try:
                 raw = await _execute(task, tool, self.arguments, context)
                 result = _as_result(raw, tool, buffer)
-                code: ErrorCode | None = "tool_error" if result.is_error else None
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                if not task._active:
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                current = asyncio.current_task()
+                if not task._active or (current is not None and current.cancelling()):
                     raise
-                result = error_result(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-                if buffer.text:
-                    result = ToolResult(
-                        [*_content(result), TextBlock(f"Output before the error:\n{buffer.text}")], is_error=True
-                    )
-                code = "tool_error"
+                result = _raised(error, buffer)  # its own doing, cancellations of its own work included
             finally:
                 await context._quiet()
             result = await _after_tool(task, agent, self.arguments, result)
-            await finish(task, result, code, context=context, started=started)
+            await finish(task, result, "tool_error" if result.is_error else None, context=context, started=started)
 
     @classmethod
     async def abort(cls, task: TaskRun[ToolInput, ToolOutcome]) -> None:
@@ -172,7 +165,8 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
                 info = CallInfo(task.input.call_id, task.input.name, task.input.arguments, task.input.parent)
                 try:
                     changed = await call_hook(hooks.on_abort, info, result, hook_context(task))
-                    result = changed if isinstance(changed, ToolResult) else result
+                    if changed is not None:
+                        result = _storable(changed if isinstance(changed, ToolResult) else ToolResult(changed))
                 except Exception as error:
                     task._session._report(
                         "extension_error", error, task=task.record, extension=extension, callback="on_abort"
@@ -218,31 +212,56 @@ async def _execute(task: TaskRun[Any, Any], tool: Tool, arguments: dict[str, Jso
     return await result if inspect.isawaitable(result) else result
 
 
+def _raised(error: BaseException, buffer: OutputBuffer) -> ToolResult:
+    """The result of a tool that raised: what it raised, and what it had put out before."""
+    result = error_result(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    if buffer.text:
+        result = replace(result, content=f"{result.text}\nOutput before the error:\n{buffer.text}")
+    return result
+
+
 def _as_result(raw: Any, tool: Tool, buffer: OutputBuffer) -> ToolResult:
     """A result from whatever a tool returned; the output when it returned nothing."""
-    if isinstance(raw, ToolResult):
-        result = raw
-    elif raw is None:
-        result = ToolResult()
-    elif isinstance(raw, str):
-        result = ToolResult(raw)
-    elif tool.structured is not None:
-        result = ToolResult(structured=raw)
-    elif isinstance(raw, list) and raw and all(getattr(item, "type", None) in ("text", "image") for item in raw):
-        result = ToolResult(raw)
-    else:
-        try:
-            result = ToolResult(to_json(to_jsonable_python(raw)).decode())
-        except PydanticSerializationError as error:
-            raise TypeError(f"the tool {tool.name} returned a {type(raw).__name__}, which is not JSON") from error
+    result = _typed(raw, tool)
     if result.structured is not None or (tool.structured is not None and not result.is_error):
-        structured = tool.check_structured(result.structured)
-        result = replace(result, structured=structured)
+        result = replace(result, structured=tool.check_structured(result.structured))
         if result.content is None:
-            result = replace(result, content=to_json(structured).decode())
+            result = replace(result, content=to_json(result.structured).decode())
     if result.content is None:
         result = replace(result, content=buffer.text)
-    return result
+    return _storable(result)
+
+
+def _storable(result: ToolResult) -> ToolResult:
+    """The result, with all that will be stored of it checked. Raises what says which part cannot be."""
+    if not isinstance(result.content, str | None):
+        result = replace(result, content=_blocks.validate_python(list(result.content)))
+    return replace(
+        result,
+        details=check_json(result.details, "the details of a tool result"),
+        structured=check_json(to_jsonable_python(result.structured), "the structured result of a tool"),
+        diagnostics=tuple(Diagnostic.model_validate(item) for item in result.diagnostics),
+        usage=None if result.usage is None else Usage.model_validate(result.usage),
+    )
+
+
+def _typed(raw: Any, tool: Tool) -> ToolResult:
+    if isinstance(raw, ToolResult):
+        return raw
+    if raw is None and tool.structured is None:
+        return ToolResult()
+    if tool.structured is not None:
+        return ToolResult(structured=raw)
+    if isinstance(raw, str):
+        return ToolResult(raw)
+    if isinstance(raw, TextBlock | ImageBlock):
+        return ToolResult([raw])
+    if isinstance(raw, list) and raw and all(isinstance(item, TextBlock | ImageBlock) for item in raw):
+        return ToolResult(raw)
+    try:
+        return ToolResult(to_json(to_jsonable_python(raw)).decode())
+    except PydanticSerializationError as error:
+        raise TypeError(f"the tool {tool.name} returned a {type(raw).__name__}, which is not JSON") from error
 
 
 def error_result(text: str) -> ToolResult:
@@ -293,13 +312,12 @@ async def _after_tool(
         info = CallInfo(task.input.call_id, task.input.name, arguments, task.input.parent)
         try:
             changed = await call_hook(hooks.after_tool, info, result, hook_context(task))
+            if changed is not None:
+                result = _storable(changed if isinstance(changed, ToolResult) else ToolResult(changed))
         except Exception as error:
             task._session._report(
                 "extension_error", error, task=task.record, extension=extension, callback="after_tool"
             )
-            continue
-        if changed is not None:
-            result = changed if isinstance(changed, ToolResult) else ToolResult(changed)
     return result
 
 
@@ -395,16 +413,21 @@ async def _stage_result(
 
 
 def _bounded(content: Sequence[ContentBlock]) -> tuple[list[ContentBlock], bool]:
-    """Text blocks within the output limits, so that a huge result cannot fill the model's context."""
+    """The blocks with as much text as the limits allow, so that a huge result cannot fill the model's context."""
+    limits = OutputLimits(keep="head")
     limited = False
     kept: list[ContentBlock] = []
     for block in content:
         if block.type == "text":
-            buffer = OutputBuffer(OutputLimits(keep="head"))
+            buffer = OutputBuffer(limits)
             buffer.append(block.text)
             if buffer.truncated:
                 limited = True
                 block = TextBlock(buffer.text)
+            used, lines = len(block.text.encode()), block.text.count("\n") + 1
+            limits = replace(limits, bytes=max(0, limits.bytes - used), lines=max(0, limits.lines - lines))
+            if not block.text:
+                continue
         kept.append(block)
     return kept, limited
 
