@@ -263,7 +263,7 @@ def _(view: RecoveryView) -> _Html:
     if view.rows:
         rows = [
             [
-                _join([_level_icon(row.level), " ", row.what]),
+                _el("span", _level_icon(row.level), " ", row.what, style="white-space:nowrap"),
                 _el("strong", row.title, style="font-weight:600"),
                 _ticks(row.was),
                 _ticks(row.will),

@@ -395,7 +395,7 @@ class AnswerView(Value):
             return item.label
         if item.state == "error":
             return "cut off by an error · kept"
-        return "cut off by a crash · kept" if self.superseded(item) else "stopped here · kept"
+        return "cut off when its process ended · kept" if self.superseded(item) else "stopped here · kept"
 
     def wire(self) -> dict[str, Any]:
         """The form that the Answer widget sends: plain JSON, every word made, growing texts as they are."""

@@ -9,6 +9,10 @@ always the last. Text that grows costs what was added (notebook.md, "Live widget
 What a page sends: ``{"ask": "state", "seq": n}`` once at its start and whenever it missed a number, answered by the
 publisher with ``{"seq": n, "now": seconds}`` and, where the page is behind, ``"view"`` with the whole value; and
 ``{"do": NAME}`` for a pressed button. Handlers may run on any thread and only hand work on.
+
+A widget that has *finished* also sends ``{"static": {"id": MODEL, "data": BUNDLE}}``, then and to every page that asks
+later: the page puts the static form in its place, and answers ``{"do": "close"}`` when no view of it is left. So the
+widget is there for as long as some page may need it, and a page that was reloaded in between ends with the static form.
 """
 
 from __future__ import annotations
@@ -178,6 +182,7 @@ class LiveWidget(anywidget.AnyWidget):
         self._present_lock = threading.Lock()
         self._next_value: Callable[[], dict[str, Any]] | None = None
         self._asked: list[int] = []
+        self._static: dict[str, str] | None = None
         self._actions: dict[str, list[Callable[[], None]]] = {}
         super().__init__(state={"seq": 0, "view": value})
         self.on_msg(self._hear)
@@ -199,6 +204,19 @@ class LiveWidget(anywidget.AnyWidget):
         """Send what is not sent yet, without waiting for the interval. Whether it was sent in time."""
         return self._publish.flush(self, timeout)
 
+    def finish(self, static: dict[str, str]) -> None:
+        """Have pages put this MIME bundle in place of the widget, after what was shown last. From any thread."""
+        with self._present_lock:
+            self._static = static
+            self._asked.append(-1)
+        self._publish.wake(self)
+
+    def close(self) -> None:
+        """End it, with the layout that ipywidgets made for it."""
+        layout = self.layout
+        super().close()
+        layout.close()
+
     def on_action(self, name: str, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when the button ``name`` is pressed, on whichever thread hears of it."""
         self._actions.setdefault(name, []).append(callback)
@@ -208,6 +226,7 @@ class LiveWidget(anywidget.AnyWidget):
         with self._present_lock:
             make, self._next_value = self._next_value, None
             asked, self._asked = self._asked, []
+            static = self._static
         seq, value = self.state["seq"], self.state["view"]
         if make is not None:
             new = make()
@@ -221,6 +240,8 @@ class LiveWidget(anywidget.AnyWidget):
             if any(known != seq for known in asked):
                 answer["view"] = value
             self.send(answer)
+            if static is not None:
+                self.send({"static": {"id": self.model_id, "data": static}})
 
     def _hear(self, _widget: Any, content: Any, _buffers: Any) -> None:
         """A message of a page. It is not trusted: what it may say is listed here, all else is nothing."""
@@ -231,6 +252,10 @@ class LiveWidget(anywidget.AnyWidget):
             with self._present_lock:
                 self._asked.append(known if isinstance(known, int) else -1)
             self._publish.wake(self)
+        if content.get("do") == "close":
+            if self._static is not None:
+                self.close()
+            return
         for callback in self._actions.get(str(content.get("do")), ()):
             callback()
 
@@ -239,7 +264,7 @@ class AnswerWidget(LiveWidget):
     """The live form of an ``AnswerView`` (notebook.md, "Live widgets", 1).
 
     ``show`` takes each later view, from any thread, as often as it changes. The saved form of a display is the static
-    form of the view at the moment of the display; whoever displays the widget replaces it when the answer has settled.
+    form of the view at the moment of the display; whoever displays the widget calls ``finish`` when nothing more comes.
     """
 
     _esm = packed(esm("markdown.js", "live.js", "answer.js"))

@@ -62,6 +62,7 @@ def write_notebook(path: Path, cells: Sequence[str]) -> Path:
         new_markdown_cell(c.removeprefix("#md").strip()) if c.startswith("#md") else new_code_cell(c) for c in cells
     ]
     # Without a kernel spec JupyterLab asks for one in a dialog.
+    path.parent.mkdir(parents=True, exist_ok=True)
     spec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     nbformat.write(new_notebook(cells=made, metadata={"kernelspec": spec}), path)
     return path

@@ -397,7 +397,7 @@ def test_the_answer_is_announced_and_every_control_has_a_name(page: Page) -> Non
     show_live(page, "a", ANSWERS["crashed"])
     assert page.get_attribute("#a .pd-body", "aria-live") == "polite"
     assert page.get_attribute("#a section", "aria-label") == "Answer"
-    assert page.get_attribute("#a .pd-struck .pd-md", "aria-label") == "cut off by a crash · kept"
+    assert page.get_attribute("#a .pd-struck .pd-md", "aria-label") == "cut off when its process ended · kept"
     assert page.evaluate(
         "[...document.querySelectorAll('#a button')].every((b) => b.getAttribute('aria-label') && b.type === 'button')"
     )
@@ -407,7 +407,7 @@ def test_the_cut_off_attempt_is_struck_through_above_the_new_one(page: Page) -> 
     show_live(page, "a", ANSWERS["crashed"])
     texts = page.locator("#a .pd-text")
     assert texts.first.get_attribute("class") == "pd-text pd-struck"
-    assert "cut off by a crash · kept" in texts.first.inner_text()
+    assert "cut off when its process ended · kept" in texts.first.inner_text()
     assert "line-through" in page.evaluate(
         "getComputedStyle(document.querySelector('#a .pd-struck .pd-md')).textDecorationLine"
     )

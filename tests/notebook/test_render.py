@@ -63,7 +63,7 @@ def test_an_answer_says_everything_without_styles() -> None:
     for part in (
         "✓ done",
         "local:smollm2 · attempt 2 · 12 s",
-        "cut off by a crash · kept",
+        "cut off when its process ended · kept",
         "warning the kernel died here; attempt 2",
         "thinking · 3 words",
         'look(q="Paris") · 1.2 s · safe to repeat',
@@ -103,7 +103,7 @@ def test_the_prompt_is_shown_only_where_asked_for() -> None:
 def test_markdown_of_an_answer_is_its_text_with_its_calls_quoted() -> None:
     assert to_markdown(CRASHED) == "\n\n".join(
         [
-            "> *cut off by a crash · kept*\n>\n> The **capital** is",
+            "> *cut off when its process ended · kept*\n>\n> The **capital** is",
             "> the kernel died here; attempt 2",
             '> `look(q="Paris")` · done · 1.2 s · safe to repeat',
             "It is **Paris**.",
@@ -114,7 +114,7 @@ def test_markdown_of_an_answer_is_its_text_with_its_calls_quoted() -> None:
 def test_text_of_an_answer_is_complete_and_plain() -> None:
     assert to_text(CRASHED).splitlines() == [
         "✓ done · local:smollm2 · attempt 2 · 12 s · 1,204 tokens in · 31 out · $0.0012",
-        "~~ cut off by a crash · kept ~~",
+        "~~ cut off when its process ended · kept ~~",
         "~ The **capital** is",
         "! the kernel died here; attempt 2",
         "[thinking · 3 words]",

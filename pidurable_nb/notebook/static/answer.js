@@ -272,10 +272,11 @@ function mount(feed, model, el) {
 
   const showParts = parts(body);
   let stopping = false;
+  let lostAt = null;
   let tallest = 0;
 
   stop.addEventListener("click", () => {
-    if (stopping || !feed.view.can_stop) return;
+    if (stopping || feed.lost || !feed.view.can_stop) return;
     stopping = true;
     model.send({ do: "stop" });
     update();
@@ -304,37 +305,43 @@ function mount(feed, model, el) {
 
   function tick() {
     const { view } = feed;
-    const now = Date.now() / 1000 - feed.skew;
+    if (feed.lost) lostAt ??= Date.now() / 1000;
+    const now = (lostAt ?? Date.now() / 1000) - feed.skew;
     const running = view.ended_at === null;
     const elapsed = view.started_at === null ? null : (running ? now : view.ended_at) - view.started_at;
     put(time, elapsed === null || (running && view.settled) ? "" : seconds(elapsed, running));
     const wait = view.retry_at === null ? 0 : view.retry_at - now;
-    put(word, wait > 0 ? `${view.badge[1]} in ${seconds(Math.ceil(wait), true)}` : view.badge[1]);
+    const said = wait > 0 ? `${view.badge[1]} in ${seconds(Math.ceil(wait), true)}` : view.badge[1];
+    put(word, feed.lost && !view.settled ? "kernel ended" : said);
   }
 
   function update() {
     const { view } = feed;
+    const lost = feed.lost && !view.settled;
+    const still = lost || view.settled;
+    const [shape, , tone] = lost ? ["!", "", "warn"] : view.badge;
     root.dataset.status = view.status;
-    root.classList.toggle("pd-settled", view.settled);
-    root.dataset.tone = view.badge[2];
-    badge.dataset.tone = view.badge[2];
-    sign.show(view.badge[0]);
+    root.classList.toggle("pd-settled", still);
+    root.dataset.tone = tone;
+    badge.dataset.tone = tone;
+    sign.show(shape);
     put(facts, view.facts.join(" · "));
     toggle(prompt, Boolean(view.prompt));
     put(prompt, view.prompt);
-    toggle(problem, Boolean(view.problem));
+    toggle(problem, Boolean(view.problem) && !lost);
     ticks(problem, view.problem ?? "");
     toggle(body, view.items.length > 0 || view.status === "running");
     body.classList.toggle("pd-empty", view.items.length === 0 && view.status === "running");
     showParts(view.items);
     put(usage, view.usage.join(" · "));
-    put(note, view.note);
-    if (!view.can_stop) stopping = false;
+    put(note, lost ? "everything shown is stored · run the cells again to go on" : view.note);
+    const stoppable = view.can_stop && !lost;
+    if (!stoppable) stopping = false;
     // A button that has the focus stays until the focus moves on; before the end it keeps its place.
-    const away = !view.can_stop && document.activeElement !== stop;
+    const away = !stoppable && document.activeElement !== stop;
     stop.classList.toggle("pd-gone", away);
     toggle(stop, !(away && view.settled));
-    stop.setAttribute("aria-disabled", String(stopping || !view.can_stop));
+    stop.setAttribute("aria-disabled", String(stopping || !stoppable));
     put(asked, stopping ? "stop is asked for… it has to wait while a cell runs; interrupting the cell or %durable stop does the same" : "");
     toggle(copy, view.settled && view.items.some((item) => item.kind === "text" && !item.struck && item.text));
     toggle(footer, !view.settled || !copy.hidden || view.usage.length > 0 || Boolean(view.note));
@@ -352,7 +359,7 @@ function mount(feed, model, el) {
 
   stop.addEventListener("blur", update);
   const silence = feed.listen(update);
-  const timer = setInterval(() => feed.view.settled || tick(), 1000);
+  const timer = setInterval(() => feed.view.settled || feed.lost || tick(), 1000);
   update();
   return () => {
     clearInterval(timer);

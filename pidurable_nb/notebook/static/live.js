@@ -2,9 +2,12 @@
 //
 // `follow(model)` gives a feed: `feed.view` is the present, `feed.listen(f)` calls `f` at every change. It asks the
 // kernel for the whole once at its start, which also tells how far the two clocks are apart, and whenever a number is
-// missing. A feed is shared by all views of a model.
+// missing. A feed is shared by all views of a model. `feed.lost` says that the kernel behind it is gone, where the front
+// end tells; then nothing more comes.
 
 const ASK_AGAIN = 2000;
+const GONE = new Set(["restarting", "autorestarting", "terminating", "dead"]);
+const WIDGET = "application/vnd.jupyter.widget-view+json";
 
 function resolve(value, path) {
   const keys = path.split("/").slice(1).map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
@@ -32,10 +35,25 @@ function applyOps(view, ops) {
   return root;
 }
 
+// Put the static form in place of the live one in the notebook, if it still is there. The kernel updates the display by
+// itself, but a page that was reloaded since no longer knows which output that update is for.
+function settleOutput(model, { id, data }) {
+  const cells = model.widget_manager?.context?.model?.cells;
+  for (let at = 0; at < (cells?.length ?? 0); at += 1) {
+    const outputs = cells.get(at).outputs;
+    for (let index = 0; index < (outputs?.length ?? 0); index += 1) {
+      if (outputs.get(index).data?.[WIDGET]?.model_id !== id) continue;
+      outputs.set(index, { output_type: "display_data", data, metadata: {} });
+    }
+  }
+}
+
 export function follow(model) {
   const listeners = new Set();
-  const feed = { seq: -1, view: null, skew: 0, listen, close };
+  const feed = { seq: -1, view: null, skew: 0, lost: false, listen, close };
+  const kernel = model.widget_manager?.kernel;
   let asked = 0;
+  let ended = false;
 
   function changed() {
     for (const listener of listeners) listener(feed);
@@ -54,6 +72,12 @@ export function follow(model) {
   }
 
   function hear(message) {
+    if (message?.static) {
+      ended = true;
+      settleOutput(model, message.static);
+      if (listeners.size === 0) model.send({ do: "close" });
+      return;
+    }
     if (typeof message?.seq !== "number") return;
     if (typeof message.now === "number") {
       // An answer that had to wait for a running cell says nothing about the clocks.
@@ -87,16 +111,34 @@ export function follow(model) {
 
   function listen(listener) {
     listeners.add(listener);
-    return () => listeners.delete(listener);
+    return () => {
+      listeners.delete(listener);
+      // Every view made room for the static form: nobody needs the live one any more.
+      if (ended && listeners.size === 0 && !feed.lost) model.send({ do: "close" });
+    };
+  }
+
+  function lose() {
+    if (feed.lost) return;
+    feed.lost = true;
+    changed();
+  }
+
+  function statusChanged(_, status) {
+    if (GONE.has(status)) lose();
   }
 
   function close() {
+    kernel?.statusChanged?.disconnect(statusChanged);
+    kernel?.disposed?.disconnect(lose);
     model.off("msg:custom", hear);
     model.off("change:state", restored);
     listeners.clear();
   }
 
   restored();
+  kernel?.statusChanged?.connect(statusChanged);
+  kernel?.disposed?.connect(lose);
   model.on("msg:custom", hear);
   model.on("change:state", restored);
   ask();
