@@ -45,6 +45,9 @@ CONTEXT = 4096
 MAX_OUTPUT_TOKENS = 512
 """A small model at temperature 0 may repeat itself without end; this ends it."""
 
+REPEAT_PENALTY = 1.1
+"""llama.cpp's penalty on repeated tokens: without one, small models at temperature 0 fall into loops."""
+
 START_TIMEOUT = 300.0
 """Seconds that loading may take."""
 
@@ -278,7 +281,13 @@ class LocalModel:
         self.context_window = context_window
         self.max_output_tokens = max_output_tokens
         self._threads = threads
-        self._settings = {"temperature": 0.0, "seed": 1, "max_tokens": max_output_tokens, **(settings or {})}
+        self._settings = {
+            "temperature": 0.0,
+            "seed": 1,
+            "max_tokens": max_output_tokens,
+            "extra_body": {"repeat_penalty": REPEAT_PENALTY},
+            **(settings or {}),
+        }
 
     def __repr__(self) -> str:
         return f"<LocalModel {self.id} at {self.path}>"

@@ -8,6 +8,7 @@ watches, and once, at its end, where nobody does.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import os
 import sys
@@ -27,7 +28,8 @@ from ..agent.tool import Tool, tool
 from ..errors import DurableError, NotebookError, RegistryError, SessionClosed, Unanswered
 from ..messages import ContentBlock, Usage
 from ..models import default_models
-from ..records import Attempt, Entry, SubmissionRecord
+from ..records import Attempt, Entry, SubmissionRecord, TaskRecord
+from ..session import Address
 from . import frontend
 from .bridge import Bridge, engine
 from .cells import CellsState, Ordinals, Provenance, named_request_id, ordinal_of, request_id, text_digest
@@ -195,7 +197,13 @@ class Turn:
         harness = self.chat.harness
         self._present(
             answer_view(
-                record, self.prompt, entries, view.live, held=self.chat._held_reason(), note=self._note, now=harness.clock()
+                record,
+                self.prompt,
+                entries,
+                view.live,
+                held=self.chat._held_reason(),
+                note=self._note,
+                now=harness.clock(),
             )
         )
         self._tell()
@@ -287,6 +295,8 @@ class Chat:
         self._ran_before = False
         self._shown_in: str | None = None
         self._turns: dict[int, Turn] = {}
+        self._contexts: dict[int, contextvars.Context] = {}
+        harness.invocation_context = self._context_of
         self._unsubscribe: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -397,6 +407,7 @@ class Chat:
             submission = Submission(self.harness, record.id, record.conversation_id)
             note = await self._stored_note(record, now)
         self._last = submission.id
+        self._contexts[submission.id] = contextvars.copy_context()
         self._ran_before = True
         prompt = content if isinstance(content, str) else "\n".join(b.text for b in content if b.type == "text")
         turn = Turn(self, submission, prompt, note)
@@ -406,6 +417,16 @@ class Chat:
         if record is not None and record.settled and not failed and not again:
             await turn._settled.wait()
         return turn
+
+    def _context_of(self, task: TaskRecord) -> contextvars.Context | None:
+        """Where the work of a run shows what it prints: under the cell that asked for it last."""
+        address = Address(LiveState.spec_.kind, task.conversation_id)
+        state = self.harness._committed.documents.get(address)
+        run = state.value.get("run") if state is not None else None
+        for id in reversed(run["inputs"] if run is not None else ()):
+            if id in self._contexts:
+                return self._contexts[id].copy()
+        return None
 
     async def _by_request(self, request: str) -> SubmissionRecord | None:
         harness = self.harness
@@ -660,7 +681,7 @@ def _remedy(name: str) -> str:
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-def open(  # noqa: A001  (api: notebook.open)
+def open(
     path: str | os.PathLike[str],
     *,
     model: Any = None,
@@ -902,8 +923,9 @@ def _display(data: dict[str, Any], *, metadata: dict[str, Any] | None = None, ha
 
 
 def _replace(widget: Any, handle: Any, view: AnswerView) -> None:
-    """Put the static form in place of a live display that has ended."""
+    """Put the static form in place of a live display that has ended; a page that misses this asks the widget for it."""
+    static = mimebundle(view)
     widget.flush()
     if handle is not None:
-        handle.update(mimebundle(view), raw=True)
-    widget.close()
+        handle.update(static, raw=True)
+    widget.finish(static)

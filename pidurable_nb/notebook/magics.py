@@ -14,6 +14,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
 
 from ..errors import DurableError, NotebookError
+from . import questions
 
 __all__ = ["DurableMagics", "MagicError", "MagicInterrupted", "register"]
 
@@ -83,5 +84,6 @@ def complete(shell: Any, event: Any) -> list[str]:
 def register(shell: Any) -> None:
     """Register the magics and their completion with a shell."""
     shell.register_magics(DurableMagics)
+    questions.install(shell.input_transformers_cleanup)
     for name in ("%durable", "%%durable", "%%durable_kernel"):
         shell.set_hook("complete_command", complete, str_key=name)

@@ -260,7 +260,7 @@ def recovery_view(
         if record.status == "queued" and record.type == "input":
             what = f"“{clip(prompts.get(record.id, ''), 60)}”"
             rows.append(
-                RecoveryRow(what="queued", title=f"input {record.id} {what}", was="queued", will="runs in turn")
+                RecoveryRow(what="queued", title=what, was="queued", will="runs in turn")
             )
     for item in inspection.tasks:
         row = _recovery_row(item.record, live, item.record.id in cut, prompts)
@@ -292,18 +292,18 @@ def _recovery_row(task: TaskRecord, live: LiveState, cut_off: bool, prompts: Map
         if phase == "execute":
             if checkpoint.get("replay") == "safe":
                 return RecoveryRow(
-                    what="tool", title=f"tool {name}", was=f"running{cut}", will="runs again: it is safe to repeat"
+                    what="tool", title=name, was=f"running{cut}", will="runs again: it is safe to repeat"
                 )
             return RecoveryRow(
                 what="tool",
-                title=f"tool {name}",
+                title=name,
                 was=f"running{cut}",
                 will="is reported as interrupted: not safe to repeat",
                 level="warn",
             )
-        return RecoveryRow(what="tool", title=f"tool {name}", was="about to start", will="starts")
+        return RecoveryRow(what="tool", title=name, was="about to start", will="starts")
     state = task.state
-    title = f"task {task.id} {task.kind}"
+    title = f"{task.kind} {task.id}"
     if state.status == "sleeping":
         return RecoveryRow(
             what="sleep", title=title, was="asleep", will=f"wakes at {clock_time(state.until, date=True)}"
@@ -329,7 +329,7 @@ def _generation_row(
     asked = ""
     if live.run is not None and live.run.task == task.id:
         asked = next((prompts[id] for id in live.run.inputs if id in prompts), "")
-    title = f"answer to “{clip(asked, 60)}”" if asked else f"turn {task.id}"
+    title = f"“{clip(asked, 60)}”" if asked else f"turn {task.id}"
     if phase == "tools":
         return None  # its calls have rows of their own
     if phase == "request":
