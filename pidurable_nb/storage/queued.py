@@ -58,8 +58,8 @@ class QueuedStorage(Opening, Generic[S]):
     """A storage whose commits and reads run on one worker thread, in the order in which they were called.
 
     It is used from one event loop. A backend adds ``_seal``, which makes a commit ready on the caller's side and raises
-    where it cannot be stored at all; ``_transaction``, which stores a group on the worker, all of it or nothing; ``_end``,
-    which ends the life and closes the file; and ``_translated``.
+    where it cannot be stored at all; ``_transaction``, which stores a group on the worker, all of it or nothing;
+    ``_end``, which ends the life and closes the file; and ``_translated``.
     """
 
     _worker: Worker
