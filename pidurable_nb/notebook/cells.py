@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 
 from pydantic import Field
 
@@ -30,10 +31,10 @@ class Provenance(Value):
     model: str | None = None
     tools: tuple[str, ...] = ()
 
-    def differences(self, now: Provenance) -> str | None:
-        """What is different now, in words; ``None`` when nothing is."""
+    def differences(self, now: Provenance, *, moved: bool) -> str | None:
+        """What is different now, in words; ``None`` when nothing is. ``moved``: something else precedes it."""
         parts = []
-        if self.after != now.after:
+        if moved:
             parts.append("what was asked before it")
         if self.model != now.model:
             parts.append(f"the model ({self.model or 'none'} then, {now.model or 'none'} now)")
@@ -48,16 +49,77 @@ def text_digest(kind: str, text: str) -> str:
 
 
 class Ordinals:
-    """The ordinals of texts run without a cell id in this kernel life."""
+    """What tells equal texts apart in this kernel life."""
 
     def __init__(self) -> None:
         self._count: Counter[tuple[int, str]] = Counter()
+        self._execution: str | None = None
+        self._repeats: Counter[tuple[str, str]] = Counter()
 
     def next(self, conversation: int, digest: str) -> int:
-        """The ordinal of this run of the text, from 0."""
+        """The ordinal of this run of a text without a cell id, from 0."""
         ordinal = self._count[(conversation, digest)]
         self._count[(conversation, digest)] += 1
         return ordinal
+
+    def repeated(self, execution: str | None, cell: str, digest: str) -> int:
+        """How often this execution of the cell has asked that text before."""
+        if execution != self._execution:
+            self._execution = execution
+            self._repeats.clear()
+        count = self._repeats[(cell, digest)]
+        self._repeats[(cell, digest)] += 1
+        return count
+
+
+class Order:
+    """What preceded what in this kernel life, as the cells ran.
+
+    A stored submission has *moved* when what precedes it now is not what preceded it when it was asked: at its first
+    run in this life the submission before it, later any of those before it whose cell came to stand for another one.
+    """
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self.began = False
+        self._before: dict[int, int | None] = {}
+        self._moved: set[int] = set()
+        self._cells: dict[str, int] = {}
+        self._ticks = 0
+        self._entered: dict[int, int] = {}
+        self._replaced: dict[int, int] = {}
+
+    def asked(self, submission: int, cell: str | None) -> None:
+        """A cell asked anew."""
+        self._enter(submission, cell)
+
+    def found(self, submission: int, cell: str | None, *, after: int | None, known: bool) -> bool:
+        """A cell found what it asked before, then after the submission ``after``. Whether that has moved."""
+        if submission not in self._before and known and self.began and after != self.last:
+            self._moved.add(submission)
+        self._enter(submission, cell)
+        since = self._entered[submission]
+        replaced = any(self._replaced.get(earlier, since) > since for earlier in self._chain(submission))
+        return replaced or submission in self._moved
+
+    def _enter(self, submission: int, cell: str | None) -> None:
+        self._ticks += 1
+        if submission not in self._before:
+            self._before[submission] = self.last
+            self._entered[submission] = self._ticks
+        if cell is not None:
+            old = self._cells.get(cell)
+            if old is not None and old != submission:
+                self._replaced[old] = self._ticks
+            self._cells[cell] = submission
+            self._replaced.pop(submission, None)
+        self.last, self.began = submission, True
+
+    def _chain(self, submission: int) -> Iterator[int]:
+        earlier = self._before.get(submission)
+        while earlier is not None:
+            yield earlier
+            earlier = self._before.get(earlier)
 
 
 async def ordinal_of(tx: Tx, conversation: int, digest: str, cell: str) -> int:
@@ -75,5 +137,5 @@ def request_id(digest: str, ordinal: int, attempt: int) -> str:
 
 
 def named_request_id(name: str, attempt: int) -> str:
-    """The id of one attempt of a submission that was named with ``--id``."""
-    return f"named:{name}" + (f"#{attempt}" if attempt > 1 else "")
+    """The id of one attempt of a submission that was named with ``--id``; the first has the name itself."""
+    return name + (f"#{attempt}" if attempt > 1 else "")

@@ -1,8 +1,8 @@
 """An open session as a notebook uses it: ``open``, ``Chat``, ``Turn`` and ``Answer`` (notebook.md, Python).
 
-Everything durable happens on the engine thread; the methods here are what the kernel thread calls, through the bridge. A
-*turn* is one submission of this notebook: it follows its answer on the engine thread and shows it, live where somebody
-watches, and once, at its end, where nobody does.
+Everything durable happens on the engine thread; the methods here are what the kernel thread calls, through the bridge.
+A *turn* is one submission of this notebook: it follows its answer on the engine thread and shows it, live where
+somebody watches, and once, at its end, where nobody does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import inspect
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
@@ -25,14 +24,14 @@ from ..agent.registry import Registry
 from ..agent.settings import Settings
 from ..agent.state import InboxState, LiveState, UsageState
 from ..agent.tool import Tool, tool
-from ..errors import DurableError, NotebookError, RegistryError, SessionClosed, Unanswered
-from ..messages import ContentBlock, Usage
+from ..errors import NotebookError, RegistryError, RequestIdReused, SessionClosed, Unanswered
+from ..messages import ContentBlock, TextBlock, Usage, UserMessage
 from ..models import default_models
 from ..records import Attempt, Entry, SubmissionRecord, TaskRecord
 from ..session import Address
 from . import frontend
 from .bridge import Bridge, engine
-from .cells import CellsState, Ordinals, Provenance, named_request_id, ordinal_of, request_id, text_digest
+from .cells import CellsState, Order, Ordinals, Provenance, named_request_id, ordinal_of, request_id, text_digest
 from .present import answer_view, recovery_view, tasks_view, transcript_view
 from .render import mimebundle
 from .view import AnswerView, RecoveryView, StatusRow, StatusView, TasksView, TranscriptView, clock_time
@@ -53,6 +52,19 @@ TOOLS = "notebook"
 
 _sessions: dict[str, Chat] = {}
 _current: str | None = None
+
+
+class TurnInterrupted(KeyboardInterrupt):
+    """An interrupt of a call that waited for a turn. It shows as one line, which says what becomes of the turn."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "interrupted: the turn stops in a second, and what it said so far is kept. "
+            "(When the kernel restarts instead, the turn goes on.)"
+        )
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 class Answer:
@@ -149,12 +161,15 @@ class Turn:
     # -- on the engine thread ----------------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
+        """End this turn and no other: take it back while it is queued, else abort its run."""
         record = await self._submission.status()
-        if record.status == "queued":
-            if await self._submission.abort() == "aborted":
-                return
-        if not record.settled:
-            await self.chat.conversation.abort()
+        if record.settled or await self._submission.abort() != "already_placed":
+            return
+        harness = self.chat.harness
+        live = await harness.snapshot(LiveState, record.conversation_id)
+        if live is not None and live.run is not None and record.id in live.run.inputs:
+            await harness.abort_task(live.run.task)
+            await self.chat._release()
 
     def _start(self) -> None:
         self._follower = asyncio.get_running_loop().create_task(self._follow())
@@ -177,11 +192,15 @@ class Turn:
                         await anext(watch)
                     except StopAsyncIteration:
                         raise SessionClosed("the session was closed before the answer was finished") from None
-        except DurableError as error:
+        except Exception as error:  # whoever waits for the turn gets it, and the display says so
             self._error = error
+            closed = isinstance(error, SessionClosed)
             self._present(
                 self.view.replaced(
-                    status="waiting", reason="the session was closed here", detail_text="open it again to go on"
+                    status="waiting",
+                    reason="the session was closed here" if closed else "its session has failed",
+                    detail_text="open it again to go on" if closed else str(error) or type(error).__name__,
+                    can_stop=False,
                 )
             )
         finally:
@@ -249,8 +268,8 @@ class Turn:
         if self._error is not None:
             raise self._error
         record, entry = self._record, self._entry
-        if record is None or entry is None:
-            assert record is not None
+        assert record is not None, "a turn that has ended without an error has a settled record"
+        if entry is None:
             raise Unanswered(unanswered_message(record), submission=record)
         answer = Answer(entry, record, self.view)
         answer._shown_in = self._shown_in
@@ -291,8 +310,7 @@ class Chat:
         self._waiting_for: tuple[str, ...] = ()
         self._paused = False
         self._ordinals = Ordinals()
-        self._last: int | None = None
-        self._ran_before = False
+        self._order = Order()
         self._shown_in: str | None = None
         self._turns: dict[int, Turn] = {}
         self._contexts: dict[int, contextvars.Context] = {}
@@ -327,8 +345,8 @@ class Chat:
     ) -> Turn:
         """Ask, and return at once with the turn, which shows itself live where a front end is.
 
-        ``request_id`` names the submission: the same name finds the same submission, also after a restart, and ``again``
-        asks anew under it. Raises ``ConversationBusy`` with ``when_busy="reject"``.
+        ``request_id`` names the submission: the same name finds the same submission, also after a restart, and
+        ``again`` asks anew under it. Raises ``ConversationBusy`` with ``when_busy="reject"``.
         """
         self._check_open()
         base = None if request_id is None else (lambda attempt: named_request_id(request_id, attempt))
@@ -353,20 +371,24 @@ class Chat:
     ) -> Turn:
         """Ask for a cell: running it again finds the stored submission instead of asking again."""
         self._check_open()
-        return self._bridge.run(self._submit_cell, text, cell, when_busy, again, id, kind)
+        digest = text_digest(kind, text)
+        if cell is not None:
+            # A cell that asks the same twice, in a loop say, means two submissions.
+            repeated = self._ordinals.repeated(_request_name(), cell, digest)
+            cell = f"{cell}/{repeated}" if repeated else cell
+        return self._bridge.run(self._submit_cell, text, digest, cell, when_busy, again, id)
 
     async def _submit_cell(
-        self, text: str, cell: str | None, when_busy: WhenBusy, again: bool, id: str | None, kind: str
+        self, text: str, digest: str, cell: str | None, when_busy: WhenBusy, again: bool, id: str | None
     ) -> Turn:
-        digest = text_digest(kind, text)
-        if id is not None:
-            return await self._submit(text, lambda attempt: named_request_id(id, attempt), when_busy, again)
         conversation = self.conversation.id
+        if id is not None:
+            return await self._submit(text, lambda attempt: named_request_id(id, attempt), when_busy, again, cell)
         if cell is None:
             ordinal = self._ordinals.next(conversation, digest)
         else:
             ordinal = await self._ordinal(conversation, digest, cell)
-        return await self._submit(text, lambda attempt: request_id(digest, ordinal, attempt), when_busy, again)
+        return await self._submit(text, lambda attempt: request_id(digest, ordinal, attempt), when_busy, again, cell)
 
     async def _ordinal(self, conversation: int, digest: str, cell: str) -> int:
         known = await self.harness.snapshot(CellsState, conversation)
@@ -381,9 +403,10 @@ class Chat:
         base: Callable[[int], str] | None,
         when_busy: WhenBusy,
         again: bool,
+        cell: str | None = None,
     ) -> Turn:
         agent = await self.conversation.agent()
-        now = Provenance(after=self._last, model=agent.model, tools=tuple(sorted(agent.tools)))
+        now = Provenance(after=self._order.last, model=agent.model, tools=tuple(sorted(agent.tools)))
         record: SubmissionRecord | None = None
         attempt = 1
         if base is not None:
@@ -392,9 +415,11 @@ class Chat:
                 if found is None:
                     break
                 record, attempt = found, attempt + 1
+        if record is not None:
+            await self._check_same(record, content, base)
         failed = record is not None and record.status == "unanswered" and record.reason != "aborted"
         if record is None or failed or again:
-            if not self._ran_before:  # the first of this kernel life comes after whatever is stored
+            if not self._order.began:  # the first of this kernel life comes after whatever is stored
                 now = now.replaced(after=await self._newest_input())
             submission = await self.conversation.submit(
                 content,
@@ -403,12 +428,15 @@ class Chat:
                 data={"notebook": now.to_data()},
             )
             note = f"attempt {attempt} of this cell" if attempt > 1 else None
+            self._order.asked(submission.id, cell)
         else:
             submission = Submission(self.harness, record.id, record.conversation_id)
-            note = await self._stored_note(record, now)
-        self._last = submission.id
+            then = await self._asked_with(record)
+            moved = self._order.found(
+                submission.id, cell, after=None if then is None else then.after, known=then is not None
+            )
+            note = await self._stored_note(record, then, now, moved=moved)
         self._contexts[submission.id] = contextvars.copy_context()
-        self._ran_before = True
         prompt = content if isinstance(content, str) else "\n".join(b.text for b in content if b.type == "text")
         turn = Turn(self, submission, prompt, note)
         self._turns[submission.id] = turn
@@ -438,45 +466,70 @@ class Chat:
                 return record.id
         return None
 
-    async def _stored_note(self, record: SubmissionRecord, now: Provenance) -> str | None:
+    async def _check_same(
+        self, record: SubmissionRecord, content: str | Sequence[ContentBlock], base: Callable[[int], str] | None
+    ) -> None:
+        """Raise ``RequestIdReused`` when the submission that a name stands for was asked something else."""
+        asked = await self._content(record)
+        given = (TextBlock(content),) if isinstance(content, str) else tuple(content)
+        if asked is not None and asked != given:
+            text = clip_line("\n".join(block.text for block in asked if block.type == "text"))
+            name = base(1) if base is not None else record.request_id
+            raise RequestIdReused(
+                f"the id {name!r} was used for another text, “{text}”: choose another id, or leave it out"
+            )
+
+    async def _content(self, record: SubmissionRecord) -> tuple[ContentBlock, ...] | None:
+        """What was asked, ``None`` when it is no longer stored."""
+        if record.entry is not None:
+            entry = await self.conversation.entry(record.entry)
+            message = entry.messages[0] if entry is not None and entry.messages else None
+            return tuple(message.content) if isinstance(message, UserMessage) else None
+        inbox = await self.harness.snapshot(InboxState, record.conversation_id)
+        items = inbox.items if inbox is not None else ()
+        return next((item.content for item in items if item.submission == record.id), None)
+
+    async def _asked_with(self, record: SubmissionRecord) -> Provenance | None:
+        """What a submission was asked with, ``None`` when it does not say."""
+        if record.entry is None:
+            return None
+        entry = await self.conversation.entry(record.entry)
+        data = entry.data if entry is not None and isinstance(entry.data, dict) else {}
+        return Provenance.model_validate(data["notebook"]) if isinstance(data.get("notebook"), dict) else None
+
+    async def _stored_note(
+        self, record: SubmissionRecord, then: Provenance | None, now: Provenance, *, moved: bool
+    ) -> str | None:
         """The line under what was stored before: when, and what has changed since."""
         if not record.settled:
             return None
-        when = ""
-        then: Provenance | None = None
-        if record.entry is not None:
-            entry = await self.conversation.entry(record.entry)
-            data = entry.data if entry is not None and isinstance(entry.data, dict) else {}
-            if isinstance(data.get("notebook"), dict):
-                then = Provenance.model_validate(data["notebook"])
-        if record.answer is not None:
-            answer = await self.conversation.entry(record.answer)
-            at = getattr(answer.messages[0], "timestamp", None) if answer is not None else None
-            when = f" from {clock_time(at)[:5]}" if at is not None else ""
-        what = f"stored answer{when}" if record.status == "done" else "stopped before"
-        if then is not None and not self._ran_before:
-            now = now.replaced(after=then.after)  # what came before it in this life is unknown
-        changed = then.differences(now) if then is not None else None
+        changed = then.differences(now, moved=moved) if then is not None else None
         warning = f" · changed since: {changed}" if changed else ""
-        return f"{what}{warning} · --again asks anew"
+        if record.status != "done":
+            return f"stopped before{warning} · --again asks anew"
+        answer = await self.conversation.entry(record.answer) if record.answer is not None else None
+        at = getattr(answer.messages[0], "timestamp", None) if answer is not None and answer.messages else None
+        return f"stored answer{_when(at, self.harness.clock())}{warning} · --again asks anew"
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait_for(self, turn: Turn) -> Answer:
-        return self._bridge.run(turn._finished, shield=True, on_interrupt=lambda: self._interrupted(turn))
+        return self._waiting(turn, turn._finished)
 
     def wait_for_cell(self, turn: Turn) -> None:
         """Wait as a cell does: to the end, or until only a person, a clock or a provider can bring the turn on."""
-        self._bridge.run(turn._finished_or_parked, shield=True, on_interrupt=lambda: self._interrupted(turn))
+        self._waiting(turn, turn._finished_or_parked)
 
-    def _interrupted(self, turn: Turn) -> None:
-        """Stop means stop, and restart means go on: the abort comes a second later, unless the kernel is gone by then."""
+    def _waiting(self, turn: Turn, wait: Callable[[], Awaitable[T]]) -> T:
+        """Stop means stop, and restart means go on: an interrupt ends the call at once, and the turn a second later,
+        unless the kernel is gone by then."""
+        try:
+            return self._bridge.run(wait, shield=True, on_interrupt=lambda: self._stop_later(turn))
+        except KeyboardInterrupt:
+            raise TurnInterrupted from None
+
+    def _stop_later(self, turn: Turn) -> None:
         self._bridge.later(INTERRUPT_GRACE, turn._stop)
-        print(
-            "interrupted: the turn is stopped in a second; what it said so far is kept. "
-            "(A restart of the kernel goes on with it instead.)",
-            file=sys.stderr,
-        )
 
     def wait(self) -> None:
         """Wait until the conversation is idle."""
@@ -493,10 +546,31 @@ class Chat:
         """After the present run."""
         return self.submit(content, when_busy="follow_up")
 
-    def stop(self) -> None:
-        """Withdraw queued inputs and stop the run; returns when idle."""
+    def stop(self) -> bool:
+        """Withdraw queued inputs and stop the run; returns when idle. Whether there was anything to stop."""
         self._check_open()
-        self._bridge.run(self.conversation.abort)
+        return self._bridge.run(self._stop)
+
+    async def _stop(self) -> bool:
+        view = await self.conversation.view()
+        busy = view.live.run is not None or any(item.type == "input" for item in view.inbox.items)
+        if self.harness.hold:
+            # Nothing ends while scheduling is held back; once it is marked, nothing of it starts either.
+            for item in (await self.harness.inspect()).tasks:
+                task = item.record
+                if task.conversation_id == self.conversation.id and task.owner is None and not task.background:
+                    await self.harness.abort_task(task.id)
+            for waiting in view.inbox.items:
+                if waiting.type == "input":
+                    await self.harness._abort_submission(waiting.submission)
+            await self._resume()
+        await self.conversation.abort()
+        return busy
+
+    async def _release(self) -> None:
+        """Let go what was held back for tools that nothing needs any more."""
+        if self.harness.hold and not self._paused:
+            await self._resume()
 
     def retry(self) -> None:
         """Go on after a run that ended without an answer, and wait for it."""
@@ -637,13 +711,11 @@ class Chat:
 
     async def _hold_for_tools(self) -> None:
         """Stay paused while recovered work names something this kernel lacks; go on when the registry has it."""
+        self._unsubscribe = self.harness.registry.subscribe(self._look_again)
+        self.harness.hold = True
         self._waiting_for = tuple(_remedy(name) for name in (await self.harness.inspect()).unresolved)
         if not self._waiting_for:
-            self.harness.resume()
-            return
-        self.harness.hold = True
-        loop = asyncio.get_running_loop()
-        self._unsubscribe = self.harness.registry.subscribe(lambda: loop.call_soon_threadsafe(self._look_again))
+            await self._resume()
 
     def _look_again(self) -> None:
         async def look() -> None:
@@ -694,32 +766,34 @@ def open(
 ) -> Chat:
     """Open or create a session in this kernel, show what was recovered, and resume it; blocking.
 
-    ``path`` is a SQLite file, ``jsonl:DIR`` or ``:memory:``. ``model`` is a name such as ``"local:smollm2"``, or a model
-    object, which then answers to its id. A session that is open here already is returned. While recovered work names
-    tools that this kernel lacks, the session stays paused and goes on by itself once they are installed; ``paused``
-    holds it until ``resume()``. Raises ``SessionInUse``, ``StorageError`` and ``UnknownModel``.
+    ``path`` is a SQLite file, ``jsonl:DIR`` or ``:memory:``. ``model`` is a name such as ``"local:smollm2"``, or a
+    model object, which then answers to its id. A session that is open here already is returned. While recovered work
+    names tools that this kernel lacks, the session stays paused and goes on by itself once they are installed;
+    ``paused`` holds it until ``resume()``. Raises ``SessionInUse``, ``StorageError`` and ``UnknownModel``.
     """
     global _current
     text = os.fspath(path)
     key = name or _session_name(text)
     bridge = engine()
-    present = _sessions.get(key)
-    if present is not None and not present.closed:
-        if _real(present.path) != _real(text):
-            raise NotebookError(f"a session named {key} is open on {present.path}: choose another name with --as NAME")
+    present = next((chat for chat in sessions() if chat.name == key), None)
+    same = next((chat for chat in sessions() if text != ":memory:" and _real(chat.path) == _real(text)), None)
+    if present is not None and present is not same and (text != ":memory:" or present.path != text):
+        raise NotebookError(f"a session named {key} is open on {present.path}: choose another name with --as NAME")
+    if same is not None and present is not same:
+        raise NotebookError(f"{text} is open here already, as {same.name}: `%durable use {same.name}` switches to it")
+    if present is not None:
         if model is not None or instructions is not None:
             present.configure(**_agent_fields(model, instructions))
-        _current = key
-        present.recovery = present.recovery.replaced(rows=(), previous="closed")
-        chat = present
+        chat, fresh = present, False
     else:
         chat = bridge.run(_open, bridge, text, key, _agent_fields(model, instructions), paused, settings, env)
+        fresh = True
         _sessions[key] = chat
-        _current = key
         _close_at_shutdown(bridge)
+    _current = key
     if show if show is not None else frontend.in_ipython():
         chat._shown_in = _request_name()
-        _display(mimebundle(chat.recovery))
+        _display(mimebundle(chat.recovery if fresh else chat.status()))
     return chat
 
 
@@ -743,7 +817,8 @@ def _check_model(name: str) -> None:
     """Raise ``NotebookError`` or ``UnknownModel`` with one line when there is no such model."""
     if default_models.get(name) is None:
         raise NotebookError(
-            f"there is no model {name!r}: names are provider:name, such as local:smollm2, openai:gpt-5-mini or scripted:demo"
+            f"there is no model {name!r}: names are provider:name, such as local:smollm2, openai:gpt-5-mini or "
+            "scripted:demo"
         )
 
 
@@ -897,6 +972,20 @@ def install(*items: Any) -> None:
         registry.install(Extension(TOOLS, tools=list(kept.values())))
 
 
+def clip_line(text: str, limit: int = 60) -> str:
+    """A text on one line, cut after ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _when(at: float | None, now: float) -> str:
+    """`` from 14:02``, with the date when it was not today."""
+    if at is None:
+        return ""
+    text = clock_time(at, date=True)
+    return f" from {text[11:16] if text[:10] == clock_time(now, date=True)[:10] else text[:16]}"
+
+
 # -- displaying ------------------------------------------------------------------------------------------------------
 
 
@@ -909,7 +998,7 @@ def _request_name() -> str | None:
         return None
     from IPython import get_ipython
 
-    return str(get_ipython().execution_count)  # type: ignore[no-untyped-call]
+    return str(get_ipython().execution_count)
 
 
 def _display(data: dict[str, Any], *, metadata: dict[str, Any] | None = None, handle: bool = False) -> Any:

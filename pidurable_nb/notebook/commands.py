@@ -50,11 +50,15 @@ class _Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        usage = _usage(self)
         raise NotebookError(f"{message}; it is used so: {usage} (--help says more)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise _HelpShown
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    return " ".join(parser.format_usage().removeprefix("usage: ").replace("[-h]", "").split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,8 @@ def command(
     def register(act: Callable[[Any, argparse.Namespace], Any]) -> Callable[..., Any]:
         parser = _Parser(prog=f"%durable {name}", description=_sentence(about), epilog=f"example:  {example}")
         for names, options in arguments:
-            parser.add_argument(*((names,) if isinstance(names, str) else names), **options)
+            explained = options | {"help": options["help"].replace("%", "%%")}  # argparse fills in %(default)s
+            parser.add_argument(*((names,) if isinstance(names, str) else names), **explained)
         COMMANDS[name] = Command(name=name, about=about, example=example, parser=parser, act=act, text=text)
         return act
 
@@ -272,8 +277,7 @@ def help_text() -> str:
         "    %%durable --to answer",
     ]
     for found in sorted(COMMANDS.values(), key=lambda found: found.name):
-        usage = " ".join(found.parser.format_usage().removeprefix("usage: ").replace("[-h] ", "").split())
-        lines += [usage.removesuffix(" [-h]"), f"    {found.about}", f"    {found.example}"]
+        lines += [_usage(found.parser), f"    {found.about}", f"    {found.example}"]
     lines += [
         "%%durable_kernel NAME [--until TEXT] [--timeout S] [--then-kill]",
         "    run the cell in a child kernel, which can be killed without harm to this one",
@@ -414,8 +418,8 @@ def _follow(shell: Any, options: argparse.Namespace) -> None:
 
 @command("stop", "withdraw queued inputs and stop the run", "%durable stop")
 def _stop(shell: Any, options: argparse.Namespace) -> None:
-    sessions.current().stop()
-    print("stopped: nothing runs in this conversation")
+    stopped = sessions.current().stop()
+    print("stopped; what was said so far is kept" if stopped else "nothing was running")
 
 
 @command("wait", "wait until the conversation is idle", "%durable wait")
@@ -451,7 +455,7 @@ def _history(shell: Any, options: argparse.Namespace) -> None:
 
 
 @command("usage", "tokens and cost, per model and tool", "%durable usage")
-def _usage(shell: Any, options: argparse.Namespace) -> None:
+def _show_usage(shell: Any, options: argparse.Namespace) -> None:
     usage = sessions.current().usage()
     rows = [
         StatusRow(

@@ -1,39 +1,51 @@
 """Values of the notebook in the text of a cell (notebook.md, Interpolation).
 
 ``{expression}`` becomes the value of the expression when it evaluates in the user's namespace; braces that do not, such
-as JSON and code, stay as they are written, and ``{{`` is a literal brace. Rich objects insert Markdown where they have
-it.
+as JSON and code, stay as they are written. ``{{`` is a literal brace, and so is the ``}}`` that closes it. Rich objects
+insert Markdown where they have it.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+_BRACE = re.compile(r"\{\{?|\}")
+
+
+_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 def interpolate(text: str, names: Mapping[str, Any]) -> str:
     """``text`` with its ``{expressions}`` replaced. Evaluation never raises: what does not evaluate stays."""
     parts: list[str] = []
+    braces: list[str] = []  # those that are open: "{" as written, "{{" for a literal one
     position = 0
-    while True:
-        brace = text.find("{", position)
-        if brace < 0:
-            parts.append(text[position:])
-            break
-        parts.append(text[position:brace])
-        if text.startswith("{{", brace):
+    while match := _BRACE.search(text, position):
+        parts.append(text[position : match.start()])
+        position = match.end()
+        brace = match[0]
+        if brace == "{{":
+            braces.append(brace)
             parts.append("{")
-            position = brace + 2
-            continue
-        end = _end(text, brace)
-        replaced = None if end is None else _evaluate(text[brace + 1 : end], names)
-        if replaced is None or end is None:
-            parts.append("{")
-            position = brace + 1
+        elif brace == "{":
+            end = _end(text, match.start())
+            replaced = None if end is None else _evaluate(text[position:end], names)
+            if replaced is None or end is None:
+                braces.append(brace)
+                parts.append(brace)
+            else:
+                parts.append(replaced)
+                position = end + 1
         else:
-            parts.append(replaced)
-            position = end + 1
+            opened = braces.pop() if braces else "{"
+            if opened == "{{" and text.startswith("}", position):
+                position += 1
+            parts.append(brace)
+    parts.append(text[position:])
     return "".join(parts)
 
 
@@ -73,8 +85,9 @@ def _evaluate(source: str, names: Mapping[str, Any]) -> str | None:
         return None  # {1}, {"a"} and {a, b} are data as often as not; nobody needs braces to write a constant
     try:
         value = eval(compile(ast.Expression(parsed), "<prompt>", "eval"), {**names})
-        return as_text(value)
-    except Exception:  # whatever the user's expression raises: the text stays as written
+        # Prose and code about `list` or `print` mean the word.
+        return None if isinstance(value, _CODE) else as_text(value)
+    except (Exception, SystemExit):  # whatever the user's expression raises: the text stays as written
         return None
 
 

@@ -27,7 +27,7 @@ class MagicError(NotebookError):
 
 
 class MagicInterrupted(KeyboardInterrupt):
-    """An interrupt of a magic that waited; what it means was said when it came."""
+    """An interrupt of a magic; one that waited for a turn raises ``chat.TurnInterrupted``, which says more."""
 
     def _render_traceback_(self) -> list[str]:
         return ["interrupted"]
@@ -58,7 +58,9 @@ class DurableMagics(Magics):
             raise
         except (DurableError, OSError, ImportError, ValueError, TypeError) as error:
             raise MagicError(_one_line(error)) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            if hasattr(interrupt, "_render_traceback_"):
+                raise
             raise MagicInterrupted from None
 
 

@@ -141,7 +141,7 @@ def _status(
 def _detail(record: SubmissionRecord, detail: JsonValue, error: str | None, poll_at: float | None) -> str | None:
     if poll_at is not None:
         return f"asked for again at {clock_time(poll_at)}"
-    if record.status != "unanswered":
+    if record.status != "unanswered" or record.reason == "no_model":  # the reason says it all
         return None
     if isinstance(detail, str):
         return detail
