@@ -10,14 +10,29 @@ if TYPE_CHECKING:
     from .clock import ManualClock, eventually
     from .conformance import storage_conformance
     from .killswitch import KillSwitch
+    from .sweep import Stage, crash_sweep
+    from .validation import check_stored, validate
 
-__all__ = ["KillSwitch", "ManualClock", "eventually", "storage_conformance"]
+__all__ = [
+    "KillSwitch",
+    "ManualClock",
+    "Stage",
+    "check_stored",
+    "crash_sweep",
+    "eventually",
+    "storage_conformance",
+    "validate",
+]
 
 _MODULES = {
     "KillSwitch": ".killswitch",
     "ManualClock": ".clock",
+    "Stage": ".sweep",
+    "check_stored": ".validation",
+    "crash_sweep": ".sweep",
     "eventually": ".clock",
     "storage_conformance": ".conformance",
+    "validate": ".validation",
 }
 
 

@@ -1,6 +1,6 @@
 """Do the parts of a session agree? Checks for fixtures and for the crash sweep.
 
-``validate`` looks at an open harness: its memory against its storage, and its records, documents, inbox and live state
+``validate`` looks at an open session: its memory against its storage, and its records, documents, inbox and live state
 against each other. ``check_stored`` looks at a storage alone, for what must hold in any file, whoever wrote it and
 however it ended. Both raise ``AssertionError`` naming everything that does not hold.
 """
@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..agent.harness import Harness
-from ..agent.state import InboxState, LiveState
+from ..agent.state import InboxState, LiveState, LiveTool, NestedTool
 from ..records import (
     ConversationRecord,
     DocumentRecord,
@@ -21,8 +20,10 @@ from ..records import (
     SubmissionRecord,
     TaskRecord,
 )
+from ..session import Session
 from ..session.documents import Address
 from ..storage.protocol import Page, Storage
+from ..tasks import TaskSession
 
 T = TypeVar("T")
 
@@ -56,8 +57,8 @@ async def check_stored(storage: Storage) -> Stored:
     """Check what must hold in any stored session, and return what it holds.
 
     Ids are unique and grow; what refers to something refers to what exists; a live task's owner is live; documents of
-    tasks live no longer than these; a call has at most one result, and exactly one where nothing is live any more; inbox,
-    live state and submissions tell the same; attempts lie one after the other.
+    tasks live no longer than these; a call has at most one result, and exactly one where nothing is live any more;
+    inbox, live state and submissions tell the same; attempts lie one after the other.
     """
     stored = await read_all(storage)
     problems = stored.problems
@@ -93,35 +94,42 @@ async def check_stored(storage: Storage) -> Stored:
     return stored
 
 
-async def validate(harness: Harness) -> None:
-    """Check an open harness: what ``check_stored`` checks, and that its memory says the same as its storage.
+async def validate(session: Session) -> None:
+    """Check an open session or harness: what ``check_stored`` checks, and that its memory says the same as its storage.
 
     Call it when nothing is under way, as at the end of a test; commits under way are awaited first.
     """
-    await harness._drained()
+    await session._drained()
     problems: list[str] = []
-    stored = await check_stored(harness.storage)
-    for name, mirror in (("sealed", harness._sealed), ("committed", harness._committed)):
+    stored = await check_stored(session.storage)
+    for name, mirror in (("sealed", session._sealed), ("committed", session._committed)):
         live = {id: task for id, task in stored.tasks.items() if not task.terminal}
         _compare(problems, f"{name} tasks", mirror.tasks, live)
         waiting = {record.id: record for record in stored.submissions if not record.settled}
         _compare(problems, f"{name} submissions", mirror.submissions, waiting)
         for address, state in mirror.documents.items():
-            await _compare_document(harness.storage, problems, name, address, None if state is None else state.value)
-    if harness._sealed.in_flight:
-        problems.append(f"nothing is in flight, but these are remembered as such: {sorted(harness._sealed.in_flight)}")
-    for conversation, context in harness._contexts.items():
-        head, entries = await harness._read_context(conversation, None)
+            await _compare_document(session.storage, problems, name, address, None if state is None else state.value)
+    if session._sealed.in_flight:
+        problems.append(f"nothing is in flight, but these are remembered as such: {sorted(session._sealed.in_flight)}")
+    for conversation, context in session._contexts.items():
+        head, entries = await session._read_context(conversation, None)
         if context.head != head or context.entries != entries:
             problems.append(f"the context of conversation {conversation} in memory is not the stored one")
+    if isinstance(session, TaskSession):
+        problems += _scheduler_problems(session, stored)
+    _raise(problems, session.storage.name)
+
+
+def _scheduler_problems(session: TaskSession, stored: Stored) -> list[str]:
+    problems: list[str] = []
     try:
-        harness._core.validate()
+        session._core.validate()
     except AssertionError as error:
         problems.append(f"the scheduler: {error}")
-    for id in harness._invocations:
+    for id in session._invocations:
         if id not in stored.tasks or stored.tasks[id].state.status != "running":
             problems.append(f"an invocation of task {id} is under way, which is not running")
-    _raise(problems, harness.storage.name)
+    return problems
 
 
 def _raise(problems: list[str], name: str) -> None:
@@ -170,7 +178,7 @@ def _check_documents(stored: Stored) -> None:
     stored.problems += [f"{count} documents live at {address}" for address, count in lives.items() if count > 1]
     for record in stored.documents:
         if record.scope == "task":
-            task = stored.tasks.get(record.scope_id or 0)  # type: ignore[call-overload]
+            task = stored.tasks.get(record.scope_id or 0)
             if task is None or task.terminal:
                 stored.problems.append(f"document {record.id} ({record.kind}) outlived its task {record.scope_id}")
 
@@ -222,11 +230,12 @@ async def _check_conversation(storage: Storage, stored: Stored, record: Conversa
             problems.append(f"{where} has no run, and these generations are live: {sorted(turns)}")
     elif turns != {run.task}:
         problems.append(f"{where} has a run with generation {run.task}, and these are live: {sorted(turns)}")
-    for shown_tool in (*live.tools, *live.nested_tools):
-        if shown_tool.status != "done" and shown_tool.task not in own:
-            problems.append(f"{where} shows the call {shown_tool.name} as live, and its task {shown_tool.task} is not")
+    calls: list[LiveTool | NestedTool] = [*live.tools, *live.nested_tools]
+    for call in calls:
+        if call.status != "done" and call.task not in own:
+            problems.append(f"{where} shows the call {call.name} as live, and its task {call.task} is not")
     tools = {id for id, task in own.items() if task.kind == "pi.tool" and task.state.status != "completing"}
-    for id in tools - {tool.task for tool in (*live.tools, *live.nested_tools)}:
+    for id in tools - {call.task for call in calls}:
         problems.append(f"{where} does not show the call of task {id}, which is live")
     submissions = {s.id: s for s in stored.submissions if s.conversation_id == record.id}
     queued = Counter(item.submission for item in inbox.items)
@@ -257,7 +266,7 @@ async def _check_attempts(storage: Storage, stored: Stored) -> None:
         if attempt.end is None:
             opened[attempt.task] += 1
     for id, count in opened.items():
-        task = stored.tasks.get(id)  # type: ignore[call-overload]
+        task = stored.tasks.get(id)
         if count > 1 or task is None or task.state.status != "running":
             state = "gone" if task is None else task.state.status
             stored.problems.append(f"task {id} is {state} and has {count} open attempts")
