@@ -11,9 +11,12 @@ import asyncio
 import contextvars
 import inspect
 import os
+import signal
+import threading
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, TypeVar
 
 from ..agent.agent import AgentChange
@@ -54,17 +57,24 @@ _sessions: dict[str, Chat] = {}
 _current: str | None = None
 
 
+_INTERRUPTED = (
+    "interrupted: the turn stops in a second, and what it said so far is kept. "
+    "(When the kernel restarts instead, the turn goes on.)"
+)
+
+
 class TurnInterrupted(KeyboardInterrupt):
     """An interrupt of a call that waited for a turn. It shows as one line, which says what becomes of the turn."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "interrupted: the turn stops in a second, and what it said so far is kept. "
-            "(When the kernel restarts instead, the turn goes on.)"
-        )
+    def _render_traceback_(self) -> list[str]:
+        return [_INTERRUPTED]
+
+
+class TurnCancelled(asyncio.CancelledError):
+    """The same for ``await turn``: it is cancelled, since a loop must not see a ``KeyboardInterrupt``."""
 
     def _render_traceback_(self) -> list[str]:
-        return [str(self)]
+        return [_INTERRUPTED]
 
 
 class Answer:
@@ -156,7 +166,17 @@ class Turn:
         return self.chat._wait_for(self)
 
     def __await__(self) -> Generator[Any, None, Answer]:
-        return self.chat._bridge.run_async(self._finished).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Answer:
+        with _Interrupts(asyncio.get_running_loop()) as interrupts:
+            try:
+                return await self.chat._bridge.run_async(self._finished)
+            except asyncio.CancelledError:
+                if not interrupts.came:  # whoever waits has other reasons, a timeout say; the turn goes on
+                    raise
+                self.chat._stop_later(self)
+                raise TurnCancelled from None
 
     # -- on the engine thread ----------------------------------------------------------------------------------------
 
@@ -970,6 +990,35 @@ def install(*items: Any) -> None:
         kept = {old.name: old for old in (present.tools if present is not None else ())}
         kept |= {new.name: new for new in tools}
         registry.install(Extension(TOOLS, tools=list(kept.values())))
+
+
+class _Interrupts:
+    """While a cell awaits, notice its interrupts.
+
+    ipykernel cancels a cell that awaits from its signal handler, without waking the loop: a loop that has nothing else
+    to do goes on sleeping. So this wakes it, and tells an interrupt from every other cancellation.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.came = False
+        self._loop = loop
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread() and callable(before):
+            self._before = before
+            signal.signal(signal.SIGINT, self._came)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None and signal.getsignal(signal.SIGINT) == self._came:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        self._before(number, frame)
+        self._loop.call_soon_threadsafe(lambda: None)
 
 
 def clip_line(text: str, limit: int = 60) -> str:
