@@ -24,6 +24,7 @@ from ..agent.conversation import Conversation, ConversationView, Submission, Whe
 from ..agent.extension import Extension
 from ..agent.harness import Harness
 from ..agent.registry import Registry
+from ..agent.runs import next_run
 from ..agent.settings import Settings
 from ..agent.state import InboxState, LiveState, UsageState
 from ..agent.tool import Tool, tool
@@ -190,6 +191,8 @@ class Turn:
         if live is not None and live.run is not None and record.id in live.run.inputs:
             await harness.abort_task(live.run.task)
             await self.chat._release()
+            await self._settled.wait()
+            await self.chat._go_on()
 
     def _start(self) -> None:
         self._follower = asyncio.get_running_loop().create_task(self._follow())
@@ -451,6 +454,8 @@ class Chat:
             self._order.asked(submission.id, cell)
         else:
             submission = Submission(self.harness, record.id, record.conversation_id)
+            if record.status == "queued":
+                await self._go_on()
             then = await self._asked_with(record)
             moved = self._order.found(
                 submission.id, cell, after=None if then is None else then.after, known=then is not None
@@ -586,6 +591,17 @@ class Chat:
             await self._resume()
         await self.conversation.abort()
         return busy
+
+    async def _go_on(self) -> None:
+        """Start what waits in an idle conversation: the engine leaves it there when the turn before was stopped.
+
+        Nobody would see why a question of a cell further down stays queued until the next one is asked.
+        """
+        if self.harness.hold:
+            return
+        async with self.conversation.commit() as tx:
+            if (await tx.doc(LiveState, self.conversation.id)).run is None:
+                await next_run(tx, self.conversation.id, self.harness._settings())
 
     async def _release(self) -> None:
         """Let go what was held back for tools that nothing needs any more."""
@@ -862,6 +878,8 @@ async def _open(
     if agent.get("model") is not None:
         # Making a provider's model imports its client; the engine's loop goes on meanwhile.
         await asyncio.to_thread(_check_model, agent["model"])
+    if settings is None:  # each cell is a question of its own: one that fails does not keep the next waiting
+        settings = Settings(after_failed_run="continue")
     harness = await Harness.open(path, models=default_models, registry=registry, settings=settings, env=env)
     try:
         harness.run_in_kernel = bridge.run_in_kernel
