@@ -169,6 +169,7 @@ class Lab:
             *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"),
             *("--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}"),
             *("--IdentityProvider.token=", "--LabApp.extension_manager=readonly"),
+            "--JupyterNotebookApp.expose_app_in_browser=True",
             "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
         ]
         with self._log.open("wb") as log:
@@ -199,7 +200,8 @@ class Lab:
     ) -> LabNotebook:
         """Open a notebook of the server's directory in a fresh browser context and wait for its kernel.
 
-        ``mode`` is ``lab``, or ``doc`` for the notebook without the rest of JupyterLab around it.
+        ``mode`` is ``lab``, ``doc`` for the notebook without the rest of JupyterLab around it, or ``notebooks`` for
+        Notebook 7.
         """
         assert self._browser is not None
         value = "JupyterLab Dark" if theme == "dark" else "JupyterLab Light"
@@ -228,7 +230,8 @@ class LabNotebook:
 
     def load(self, mode: str = "lab") -> None:
         """Open the page, with a clean workspace, and wait until the notebook's kernel is idle."""
-        self.page.goto(f"{self.lab.url}/{mode}/tree/{self.name}?reset", timeout=60_000)
+        address = f"notebooks/{self.name}" if mode == "notebooks" else f"{mode}/tree/{self.name}?reset"
+        self.page.goto(f"{self.lab.url}/{address}", timeout=60_000)
         expect(self.page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=60_000)
         if mode == "lab":
             self._command("application:set-mode", {"mode": "single-document"})

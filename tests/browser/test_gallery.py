@@ -419,8 +419,8 @@ def test_time_runs_by_itself_and_the_countdown_too(page: Page) -> None:
     show_live(page, "b", ANSWERS["retrying"])
     assert page.inner_text("#a .pd-time") == "7 s"
     assert page.inner_text("#b .pd-badge") == "retrying in 5 s"
-    page.wait_for_function("document.querySelector('#a .pd-time').textContent === '9 s'", timeout=5000)
-    page.wait_for_function("document.querySelector('#b .pd-badge').textContent.endsWith('in 3 s')", timeout=5000)
+    page.wait_for_function("parseInt(document.querySelector('#a .pd-time').textContent) >= 9", timeout=10_000)
+    page.wait_for_function("/in [1-3] s$/.test(document.querySelector('#b .pd-badge').textContent)", timeout=10_000)
 
 
 # -- one dialect -----------------------------------------------------------------------------------------------------
