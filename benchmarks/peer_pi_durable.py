@@ -43,9 +43,10 @@ class Models:
         return self.model
 
     def stream_simple(self, model, context, options=None):
-        last = context["messages"][-1]
-        if context.get("tools") and last["role"] == "user":
-            call = {"type": "toolCall", "id": f"call-{len(context['messages'])}", "name": "echo", "arguments": {}}
+        messages = context["messages"]
+        last = messages[-1]
+        if messages[0].get("toolsAdded") and last["role"] == "user":
+            call = {"type": "toolCall", "id": f"call-{len(messages)}", "name": "echo", "arguments": {}}
             content, reason = [call], "toolUse"
         else:
             content, reason = [{"type": "text", "text": SHORT}], "stop"
@@ -65,7 +66,15 @@ class Models:
     stream = stream_simple
 
 
-State = define_doc({"kind": "bench.state", "version": 1, "scope": "session", "initial": lambda: {"text": ""}})
+State = define_doc(
+    {
+        "kind": "bench.state",
+        "version": 1,
+        "scope": "session",
+        "initial": lambda: {"text": ""},
+        "checkpoint_when": lambda value, ops, info: info["deltasSinceBase"] >= 32,
+    }
+)
 
 
 async def commits(folder, count):
@@ -73,7 +82,7 @@ async def commits(folder, count):
     holder = {}
 
     async def create(tx):
-        holder["id"] = (await tx.create_conversation())["id"]
+        holder["id"] = (await tx.create_root_conversation())["id"]
 
     await session.commit(create, CONTEXT)
     durations = []
@@ -99,9 +108,7 @@ async def opened(path, *, tools=False):
     registry = create_registry()
     if tools:
         schema = {"type": "object", "properties": {}}
-        echo = define_tool(
-            name="echo", description="Give the text back.", parameters=schema, execute=execute, replay="safe"
-        )
+        echo = define_tool(name="echo", description="Echo.", parameters=schema, execute=execute, replay="safe")
         registry.install(define_extension(name="bench", tools=[echo]))
     storage = await open_posix_sqlite_storage(str(path))
     options = {"models": Models(), "registry": registry, "settings": {"compaction": {"enabled": False}}}

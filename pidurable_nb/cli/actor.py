@@ -109,7 +109,7 @@ async def act(path: str, scene: str, model: str, *, hold: bool) -> int:
     """Open, ask, tell what is committed, and return the exit code when the input has settled."""
     registry = Registry()
     registry.install(Extension("demo", tools=[read_pages, charge_card]))
-    settings = Settings(request=RequestOptions(max_tokens=200))
+    settings = Settings(request=RequestOptions(max_tokens=120))
     async with Harness.open(path, models=_Models(), registry=registry, settings=settings) as harness:
         await _tell_found(harness)
         root = await harness.root(agent=AgentChange(model=model, tools=[]))
