@@ -180,11 +180,14 @@ def dump(draft: Document) -> JsonValue:
     except PydanticSerializationError as error:
         raise InvalidDocument(what, "$", str(error)) from None
     try:
-        return check_json(draft.model_dump(mode="json", warnings="error"), what)
+        value = check_json(draft.model_dump(mode="json", warnings="error"), what)
     except InvalidValue as error:
         raise InvalidDocument(what, error.path, error.why) from None
     except PydanticSerializationError:
         raise refused from None
+    if type(draft).model_validate(value) != draft:  # as with bytes in a field of any type: it would come back as text
+        raise refused
+    return value
 
 
 def close_draft(draft: Document) -> None:

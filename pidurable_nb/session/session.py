@@ -674,6 +674,8 @@ class Session:
         address = address_of(doc, scope, key)
 
         async def attach(watch: Watch[D | None]) -> D | None:
+            self._check_line()
+            self._check_open()
             state = await self._committed_document(address)
             if state is None:
                 raise DocumentMissing(
