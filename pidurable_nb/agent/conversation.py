@@ -34,6 +34,7 @@ from .runs import next_run, place_write, start_run, withdraw_inputs
 from .state import AgentState, InboxItem, InboxState, LiveState, UsageState
 
 if TYPE_CHECKING:
+    from .events import EventWatch
     from .harness import Harness, Init
 
 WhenBusy = Literal["follow_up", "steer", "reject"]
@@ -361,6 +362,12 @@ class Conversation:
     def watch(self) -> Watch[ConversationView]:
         """Follow the conversation view, commit by commit (engine.md, section 14)."""
         return watch_conversation(self._harness, self.id)
+
+    def watch_events(self) -> EventWatch:
+        """Follow what happens, as deltas: one tuple of events per commit (engine.md, section 14)."""
+        from .events import EventWatch
+
+        return EventWatch(self._harness, self.id)
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
