@@ -320,7 +320,7 @@ class SchedulerCore:
     def _assess(self, node: Node, now: float) -> None:
         """Decide what is next for one task."""
         record = node.record
-        if node.invocation is not None:
+        if node.invocation is not None and record.state.status != "completing":
             if record.abort_requested and node.invocation == "run":
                 self._to_cancel[record.id] = None
             return
@@ -522,7 +522,8 @@ class SchedulerCore:
                 assert id in self._waiters.get(target, ()), f"task {id} would not hear of the end of {target}"
             assert (node.blocked is not None) == (id in self._blocked), f"task {id} is wrongly listed as blocked or not"
             elsewhere = [id in flags for flags in (self._queued, self._reserving, self._ending)]
-            assert elsewhere.count(True) + (node.invocation is not None) <= 1, f"task {id} is in two places at once"
+            runs = node.invocation is not None and record.state.status != "completing"  # its code may run on
+            assert elsewhere.count(True) + runs <= 1, f"task {id} is in two places at once"
         assert running == self._running, f"{running} invocations run, {self._running} were counted"
         for what, ids in (("queued", self._queued), ("reserving", self._reserving), ("marking", self._marking)):
             assert ids <= self.nodes.keys(), f"{what} tasks are not live: {sorted(ids - self.nodes.keys())}"
@@ -533,9 +534,10 @@ class SchedulerCore:
         busy = self._queued | self._reserving | self._ending | self._marking | self._dirty.keys()
         lost: list[int] = []
         for id, node in self.nodes.items():
-            if id in busy or node.invocation is not None or node.blocked is not None:
-                continue
             state = node.record.state
+            runs = node.invocation is not None and state.status != "completing"
+            if id in busy or runs or node.blocked is not None:
+                continue
             if (
                 self._may_start(node, now) is not None
                 or (state.status == "completing" and not node.children)

@@ -715,7 +715,7 @@ class TaskSession(Session):
 
     def _published(self, publication: Publication) -> None:
         super()._published(publication)
-        if publication.tasks:
+        if publication.tasks and self._driver is not None:  # what open itself writes is loaded with all the rest
             self._core.committed(publication.tasks.values(), publication.at)
             for id, record in publication.tasks.items():
                 invocation = self._invocations.get(id)
