@@ -74,6 +74,7 @@ def answer_view(
     if generation is not None and generation.message is not None:
         items.extend(_answer_items(len(answers), generation.message, results, tools, streaming=True))
     unfinished = [message for message in answers if message.stop_reason in ("aborted", "error")]
+    ended_short = bool(answers) and answers[-1].stop_reason in ("aborted", "error")
     status, reason = _status(record, live, running=running, held=held)
     if status == "queued" and live.run is not None:
         reason = "the run before it is still going on"
@@ -93,7 +94,7 @@ def answer_view(
         reason=reason,
         detail_text=_detail(record, detail, error, deferred.at if deferred is not None else None),
         items=tuple(items),
-        attempt=1 + len(unfinished),
+        attempt=max(1, len(unfinished) + (not (record.settled and ended_short))),
         retry_at=retry.at if retry is not None else None,
         retry_error=retry.error if retry is not None else None,
         model=models[-1] if models else "",
@@ -256,16 +257,14 @@ def recovery_view(
     previous = "new" if before is None else (before.ended or "crashed")
     cut = {attempt.task for attempt in cut_off}
     rows: list[RecoveryRow] = []
-    for record in inspection.submissions:
-        if record.status == "queued" and record.type == "input":
-            what = f"“{clip(prompts.get(record.id, ''), 60)}”"
-            rows.append(
-                RecoveryRow(what="queued", title=what, was="queued", will="runs in turn")
-            )
     for item in inspection.tasks:
         row = _recovery_row(item.record, live, item.record.id in cut, prompts)
         if row is not None:
             rows.append(row)
+    for record in inspection.submissions:
+        if record.status == "queued" and record.type == "input":
+            what = f"“{clip(prompts.get(record.id, ''), 60)}”"
+            rows.append(RecoveryRow(what="queued", title=what, was="queued", will="runs in turn"))
     return RecoveryView(
         path=path,
         opened_at=this.opened_at if this is not None else None,
