@@ -25,7 +25,7 @@ from . import chat as sessions, frontend, kernels
 from .chat import Chat, Turn, _display
 from .interpolate import interpolate
 from .render import mimebundle, to_text
-from .view import AnswerView, StatusRow, StatusView, TextItem, View, clock_time
+from .view import AnswerView, StatusRow, StatusView, TextItem, View, clean_output, clock_time
 
 __all__ = ["COMMANDS", "Command", "complete", "help_text", "run_cell", "run_in_child", "run_line"]
 
@@ -180,7 +180,18 @@ def run_in_child(line: str, cell: str) -> None:
 
 
 def _interpolated(shell: Any, text: str) -> str:
-    return interpolate(text, shell.user_ns) if shell is not None else text
+    return interpolate(text, {"Err": _Errors(shell), **shell.user_ns})
+
+
+class _Errors:
+    """``Err[4]`` in a text: how the execution of that number failed, traceback included."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __getitem__(self, number: int) -> str:
+        error = self._shell.history_manager.exceptions[number]
+        return clean_output("\n".join(error["traceback"]))
 
 
 def _split(line: str) -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any
 
 _BRACE = re.compile(r"\{\{?|\}")
 
+LONGEST = 1000
+"""Characters of an expression at most, so that a text full of braces takes no time."""
 
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
@@ -54,7 +56,7 @@ def _end(text: str, brace: int) -> int | None:
     depth = 0
     quote: str | None = None
     position = brace
-    while position < len(text):
+    while position < min(len(text), brace + LONGEST):
         char = text[position]
         if quote is not None:
             if char == "\\":
@@ -92,29 +94,28 @@ def _evaluate(source: str, names: Mapping[str, Any]) -> str | None:
 
 
 def as_text(value: Any) -> str:
-    """A value as text for a prompt: Markdown where it has it, the usual form for plain data."""
+    """A value as text for a prompt: Markdown where it has it, else its plain text."""
     if isinstance(value, str):
         return value
-    for method in ("_repr_markdown_",):
-        markdown = getattr(value, method, None)
-        if callable(markdown) and not isinstance(value, type):
-            text = markdown()
-            if isinstance(text, str):
-                return text
-    bundle = getattr(value, "_repr_mimebundle_", None)
-    if callable(bundle) and not isinstance(value, type):
-        data = bundle(include=("text/markdown", "text/plain"))
-        data = data[0] if isinstance(data, tuple) else data
-        if isinstance(data, dict):
-            text = data.get("text/markdown") or data.get("text/plain")
-            if isinstance(text, str):
-                return text
-    to_markdown = getattr(value, "to_markdown", None)
-    if callable(to_markdown) and not isinstance(value, type):
+    for form in (_markdown, _bundle, _table):
         try:
-            text = to_markdown()
-            if isinstance(text, str):
-                return text
-        except ImportError:  # pandas needs tabulate for it
-            pass
+            text = form(value)
+        except Exception:  # a form that fails, or that needs a package that is not there (pandas: tabulate)
+            continue
+        if isinstance(text, str):
+            return text
     return str(value)
+
+
+def _markdown(value: Any) -> Any:
+    return value._repr_markdown_()
+
+
+def _bundle(value: Any) -> Any:
+    data = value._repr_mimebundle_(include=("text/markdown", "text/plain"))
+    data = data[0] if isinstance(data, tuple) else data
+    return data.get("text/markdown") or data.get("text/plain")
+
+
+def _table(value: Any) -> Any:
+    return value.to_markdown()
