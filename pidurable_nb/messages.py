@@ -7,7 +7,7 @@ becomes one text block. Everything here is immutable and is stored as it is (eng
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -109,9 +109,12 @@ class Usage(Value):
 
 
 class _Spoken:
-    """A message with content."""
+    """A message with content; each declares the field itself, since its place among the others differs."""
 
-    content: Content
+    if TYPE_CHECKING:
+
+        @property
+        def content(self) -> list[ContentBlock]: ...
 
     @property
     def text(self) -> str:

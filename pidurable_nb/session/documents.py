@@ -174,20 +174,44 @@ def dump(draft: Document) -> JsonValue:
     try:
         return check_json(draft.model_dump(mode="python", warnings="error"), what)
     except InvalidValue as error:
-        refused = InvalidDocument(what, error.path, error.why)
         if not error.foreign:
-            raise refused from None
+            raise InvalidDocument(what, error.path, error.why) from None
     except PydanticSerializationError as error:
         raise InvalidDocument(what, "$", str(error)) from None
     try:
         value = check_json(draft.model_dump(mode="json", warnings="error"), what)
     except InvalidValue as error:
         raise InvalidDocument(what, error.path, error.why) from None
-    except PydanticSerializationError:
-        raise refused from None
-    if type(draft).model_validate(value) != draft:  # as with bytes in a field of any type: it would come back as text
-        raise refused
+    except PydanticSerializationError as error:
+        raise InvalidDocument(what, f"$.{_unserializable(draft)}", str(error)) from None
+    again = type(draft).model_validate(value)
+    if again != draft:  # as with bytes in a field of any type: it would come back as text
+        path, lost = _difference(draft.model_dump(warnings=False), again.model_dump(warnings=False), "$")
+        raise InvalidDocument(what, path, f"a {type(lost).__name__} is not JSON, and its field does not say its type")
     return value
+
+
+def _unserializable(draft: Document) -> str:
+    """The field that pydantic cannot write as JSON."""
+    for name in type(draft).model_fields:
+        try:
+            draft.model_dump(mode="json", include={name})
+        except PydanticSerializationError:
+            return name
+    return ""
+
+
+def _difference(old: Any, new: Any, path: str) -> tuple[str, Any]:
+    """The first place where two values differ, and what the old one has there."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        for key, item in old.items():
+            if item != new[key]:
+                return _difference(item, new[key], f"{path}.{key}")
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        for index, (item, other) in enumerate(zip(old, new, strict=True)):
+            if item != other:
+                return _difference(item, other, f"{path}[{index}]")
+    return path, old
 
 
 def close_draft(draft: Document) -> None:
