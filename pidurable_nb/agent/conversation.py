@@ -280,6 +280,35 @@ class Conversation:
                 await start_run(tx, self.id, [found], live.run_failure.first)
         return Submission(harness, found, self.id)
 
+    async def decide(
+        self,
+        call_id: str,
+        *,
+        approve: bool,
+        arguments: dict[str, JsonValue] | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Approve or deny a tool call that waits for a person; returns when that is stored. Starts scheduling.
+
+        ``arguments`` replace the model's, which is part of approving; ``note`` goes to the model with a denial. The
+        calls that wait are in ``pi.live`` (``approvals``). Raises ``DurableError`` when no call of this id waits, and
+        ``ValueError`` for arguments with a denial (engine.md, section 12).
+        """
+        from .toolrun import APPROVAL, Decision, ToolTask
+
+        if arguments is not None and not approve:
+            raise ValueError("arguments go with an approval; a denial takes a note")
+        harness = self._harness
+        harness._check_line()
+        harness._implied_resume()
+        decision = Decision(approve=approve, arguments=arguments, note=note)
+        for task in harness._committed.tasks.values():
+            mine = task.kind == ToolTask.name and task.conversation_id == self.id and isinstance(task.input, dict)
+            if mine and task.state.status == "waiting" and task.input["call_id"] == call_id:
+                await harness.signal(task.id, APPROVAL, decision.to_data())
+                return
+        raise DurableError(f"no call {call_id!r} waits for a decision in conversation {self.id}")
+
     # -- what it runs with -------------------------------------------------------------------------------------------
 
     async def agent(self) -> Agent:

@@ -147,6 +147,7 @@ def clear(live: LiveState) -> None:
     live.generation = None
     live.tools = ()
     live.nested_tools = ()
+    live.approvals = ()
 
 
 async def end_failed(

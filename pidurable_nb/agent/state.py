@@ -79,6 +79,15 @@ class LiveTool(Value):
     entry: EntryId | None = None
 
 
+class LiveApproval(Value):
+    """A call that waits for a person; ``call`` is what ``Conversation.decide`` takes."""
+
+    call: str
+    name: str
+    at: float
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
 class NestedTool(Value):
     """A call that a tool made; ``parent`` is the task of its caller."""
 
@@ -119,6 +128,7 @@ class LiveState(Document, kind="pi.live", scope="conversation"):
     generation: LiveGeneration | None = None
     tools: tuple[LiveTool, ...] = ()
     nested_tools: tuple[NestedTool, ...] = ()
+    approvals: tuple[LiveApproval, ...] = ()
     compactions: tuple[LiveCompaction, ...] = ()
     compaction_failure: CompactionFailure | None = None
     run_failure: RunFailure | None = None

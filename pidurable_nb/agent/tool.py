@@ -112,11 +112,8 @@ class Tool:
         ):
             if value not in allowed:
                 raise RegistryError(f"the tool {self.name} has {option}={value!r}; it is one of {', '.join(allowed)}")
-        if self.approval is not False:
-            raise RegistryError(
-                f"the tool {self.name} asks for approval, which this version cannot wait for: it will not run such a "
-                "tool unasked. Leave approval out, and block calls in a before_tool hook"
-            )
+        if not isinstance(self.approval, bool) and not callable(self.approval):
+            raise RegistryError(f"the tool {self.name} has approval={self.approval!r}; it is True or a predicate")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function behind the tool, as Python code does."""
@@ -154,6 +151,10 @@ class Tool:
     def load(self, arguments: dict[str, JsonValue]) -> Any:
         """What ``execute`` gets: the model's instance, or the mapping."""
         return self.parameters.model_validate(arguments) if isinstance(self.parameters, type) else dict(arguments)
+
+    def needs_approval(self, arguments: dict[str, JsonValue]) -> bool:
+        """Whether a person must agree to a call with these arguments. Raises what its predicate raises."""
+        return self.approval if isinstance(self.approval, bool) else bool(self.approval(arguments))
 
     def check_structured(self, value: Any) -> JsonValue:
         """A structured result in JSON form, validated against the declared type."""

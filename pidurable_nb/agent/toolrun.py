@@ -27,7 +27,7 @@ from .context import ToolContext, update_tool
 from .extension import Block, CallInfo, Replace, ToolHooks
 from .hooks import call_hook, hook_context
 from .output import OutputBuffer, clean
-from .state import Diagnostic, LiveState, NestedTool, UsageState
+from .state import Diagnostic, LiveApproval, LiveState, NestedTool, UsageState
 from .tool import OutputLimits, Replay, Tool, ToolControl, ToolResult
 
 ErrorCode = Literal["tool_unavailable", "invalid_arguments", "blocked", "interrupted", "aborted", "tool_error"]
@@ -47,6 +47,18 @@ class ToolInput(Value):
     assistant: EntryId | None = None
     parent: TaskId | None = None
     key: str | None = None
+
+
+APPROVAL = "pi.approval"
+"""The signal that carries a person's decision to a call that waits for it."""
+
+
+class Decision(Value):
+    """What a person said about a call: ``arguments`` in place of the model's, ``note`` a word to the model."""
+
+    approve: bool
+    arguments: dict[str, JsonValue] | None = None
+    note: str | None = None
 
 
 class Control(Value):
@@ -115,11 +127,41 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
                         text = f"Invalid arguments for {call.name}: {error}"
                         await finish(task, error_result(text), "invalid_arguments")
                         return
-            async with task.commit() as tx:
-                live = await tx.doc(LiveState, task.conversation_id)
-                update_tool(live, task.id, status="running", replay=tool.replay, started_at=task.now())
-                _update_nested(live, task.id, "running")
-                tx.next(ToolTask.Execute(arguments=arguments, replay=tool.replay))
+            if _needs_approval(task, tool, arguments):
+                async with task.commit() as tx:
+                    live = await tx.doc(LiveState, task.conversation_id)
+                    asked = LiveApproval(call=call.call_id, name=call.name, arguments=arguments, at=task.now())
+                    live.approvals = (*live.approvals, asked)
+                    tx.receive(APPROVAL, ToolTask.Approve(arguments=arguments))
+                return
+            await _store_intent(task, tool, arguments)
+
+    class Approve(Phase):
+        """Waits for a person; ``arguments`` are those that were asked about (engine.md, section 12)."""
+
+        arguments: dict[str, JsonValue]
+
+        async def run(self, task: TaskRun[ToolInput, ToolOutcome]) -> None:
+            if task.received is None:
+                await task.receive(APPROVAL, self)
+                return
+            decision = Decision.model_validate(task.received.value)
+            agent: Agent = await task.agent()
+            tool = agent.tools.get(task.input.name)
+            if tool is None:
+                text = f"There is no tool named {task.input.name!r} here now."
+                await finish(task, error_result(text), "tool_unavailable")
+            elif not decision.approve:
+                note = f": {decision.note}" if decision.note else "."
+                await finish(task, error_result(f"A person denied the call{note}"), "blocked")
+            else:
+                try:
+                    arguments = tool.validate(self.arguments if decision.arguments is None else decision.arguments)
+                except ValueError as error:
+                    text = f"Invalid arguments for {task.input.name}: {error}"
+                    await finish(task, error_result(text), "invalid_arguments")
+                    return
+                await _store_intent(task, tool, arguments)
 
     class Execute(Phase):
         arguments: dict[str, JsonValue]
@@ -192,6 +234,30 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
         else:
             text, code = "The call was aborted; its code is not installed here.", "aborted"
         await _stage_result(tx, record, ToolInput.model_validate(record.input), error_result(text), code)
+
+
+def _needs_approval(task: TaskRun[Any, Any], tool: Tool, arguments: dict[str, JsonValue]) -> bool:
+    """Whether a person must agree. A predicate that raises is reported, and the person is asked."""
+    try:
+        return tool.needs_approval(arguments)
+    except Exception as error:
+        task.report(error)
+        return True
+
+
+async def _store_intent(task: TaskRun[ToolInput, ToolOutcome], tool: Tool, arguments: dict[str, JsonValue]) -> None:
+    """Commit what is about to be done, before it is done."""
+    async with task.commit() as tx:
+        live = await tx.doc(LiveState, task.conversation_id)
+        _decided(live, task.input.call_id)
+        update_tool(live, task.id, status="running", replay=tool.replay, started_at=task.now())
+        _update_nested(live, task.id, "running")
+        tx.next(ToolTask.Execute(arguments=arguments, replay=tool.replay))
+
+
+def _decided(live: LiveState, call_id: str) -> None:
+    if live.approvals:
+        live.approvals = tuple(item for item in live.approvals if item.call != call_id)
 
 
 async def _execute(task: TaskRun[Any, Any], tool: Tool, arguments: dict[str, JsonValue], context: ToolContext) -> Any:
@@ -373,6 +439,7 @@ async def _stage_result(
         else None
     )
     live = await tx.doc(LiveState, record.conversation_id)
+    _decided(live, call.call_id)
     common: dict[str, Any] = {
         "is_error": result.is_error,
         "code": code,
