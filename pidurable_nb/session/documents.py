@@ -183,7 +183,7 @@ def dump(draft: Document) -> JsonValue:
     except InvalidValue as error:
         raise InvalidDocument(what, error.path, error.why) from None
     except PydanticSerializationError as error:
-        raise InvalidDocument(what, f"$.{_unserializable(draft)}", str(error)) from None
+        raise _unserializable(draft, what, error) from None
     again = type(draft).model_validate(value)
     if again != draft:  # as with bytes in a field of any type: it would come back as text
         path, lost = _difference(draft.model_dump(warnings=False), again.model_dump(warnings=False), "$")
@@ -191,14 +191,17 @@ def dump(draft: Document) -> JsonValue:
     return value
 
 
-def _unserializable(draft: Document) -> str:
-    """The field that pydantic cannot write as JSON."""
+def _unserializable(draft: Document, what: str, error: Exception) -> InvalidDocument:
+    """Where that is which pydantic cannot write as JSON."""
     for name in type(draft).model_fields:
         try:
             draft.model_dump(mode="json", include={name})
         except PydanticSerializationError:
-            return name
-    return ""
+            try:
+                check_json(draft.model_dump(include={name}, warnings=False), what)
+            except InvalidValue as found:
+                return InvalidDocument(what, found.path, found.why)
+    return InvalidDocument(what, "$", str(error))
 
 
 def _difference(old: Any, new: Any, path: str) -> tuple[str, Any]:
