@@ -24,6 +24,7 @@ from ..session import Session
 from ..session.documents import Address
 from ..storage.protocol import Page, Storage
 from ..tasks import TaskSession
+from .clock import eventually
 
 T = TypeVar("T")
 
@@ -116,12 +117,16 @@ async def validate(session: Session) -> None:
         if context.head != head or context.entries != entries:
             problems.append(f"the context of conversation {conversation} in memory is not the stored one")
     if isinstance(session, TaskSession):
-        problems += _scheduler_problems(session, stored)
+        problems += await _scheduler_problems(session, stored)
     _raise(problems, session.storage.name)
 
 
-def _scheduler_problems(session: TaskSession, stored: Stored) -> list[str]:
+async def _scheduler_problems(session: TaskSession, stored: Stored) -> list[str]:
+    def ended() -> bool:  # an invocation that committed its task's end has a few steps left
+        return all(id in session._committed.tasks for id in session._invocations)
+
     problems: list[str] = []
+    await eventually(ended)
     try:
         session._core.validate()
     except AssertionError as error:
