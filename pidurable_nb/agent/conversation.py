@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
@@ -31,12 +31,13 @@ from ..storage.protocol import Order, Page
 from ..values import JsonValue, Value, check_json
 from .agent import Agent, AgentChange
 from .runs import next_run, place_write, start_run, withdraw_inputs
-from .state import AgentState, InboxItem, InboxState, LiveState, UsageState
+from .state import AgentState, InboxItem, InboxState, LiveState, OutputSpec, UsageState
 
 if TYPE_CHECKING:
     from .events import EventWatch
     from .harness import Harness, Init
 
+T = TypeVar("T")
 WhenBusy = Literal["follow_up", "steer", "reject"]
 
 _blocks: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
@@ -115,19 +116,32 @@ class Conversation:
         submission, before and after a restart, and raises ``RequestIdReused`` for other content. ``kind`` and ``data``
         are those of its entry. Starts scheduling.
         """
+        return await self._submit(content, request_id=request_id, when_busy=when_busy, kind=kind, data=data)
+
+    async def _submit(
+        self,
+        content: str | Sequence[ContentBlock],
+        *,
+        request_id: str | None = None,
+        when_busy: WhenBusy = "follow_up",
+        kind: str | None = None,
+        data: JsonValue = None,
+        output: OutputSpec | None = None,
+    ) -> Submission:
         if when_busy not in ("follow_up", "steer", "reject"):
             raise ValueError(f"when_busy is 'follow_up', 'steer' or 'reject', not {when_busy!r}")
         blocks = _checked_blocks(content)
         if kind is not None:
             check_name(kind, "an entry", "")
         checked = check_json(data, "the data of a submission")
-        digest = _digest("input", [block.to_data() for block in blocks], kind, checked)
+        asked = [checked] if output is None else [checked, output.to_data()]
+        digest = _digest("input", [block.to_data() for block in blocks], kind, asked)
         harness = self._harness
         harness._implied_resume()
-        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+        async with harness._commit(lambda: Tx(harness, self.id), _place(3)) as tx:
             found = await self._find(tx, request_id, "input", digest)
             if found is None:
-                found = await self._admit(tx, blocks, request_id, when_busy, kind, checked, digest)
+                found = await self._admit(tx, blocks, request_id, when_busy, kind, checked, digest, output)
         return Submission(harness, found, self.id)
 
     async def _find(self, tx: Tx, request_id: str | None, type: SubmissionType, digest: str) -> SubmissionId | None:
@@ -152,6 +166,7 @@ class Conversation:
         kind: str | None,
         data: JsonValue,
         digest: str,
+        output: OutputSpec | None,
     ) -> SubmissionId:
         harness = self._harness
         live = await tx.doc(LiveState, self.id)
@@ -172,6 +187,7 @@ class Conversation:
             content=tuple(blocks),
             kind=kind,
             data=data,
+            output=output,
             submitted_at=harness.clock(),
         )
         tx._put_submission(record)
@@ -240,14 +256,28 @@ class Conversation:
                     await place_write(tx, self.id, record, item)
         return Submission(harness, found, self.id)
 
-    async def ask(self, content: str | Sequence[ContentBlock], **submit_options: Any) -> Entry:
-        """Submit, wait, and return the answer's entry. Raises ``Unanswered`` with the settled submission."""
-        submission = await self.submit(content, **submit_options)
+    @overload
+    async def ask(self, content: str | Sequence[ContentBlock], *, output: type[T], **submit_options: Any) -> T: ...
+    @overload
+    async def ask(self, content: str | Sequence[ContentBlock], **submit_options: Any) -> Entry: ...
+    async def ask(self, content: str | Sequence[ContentBlock], *, output: Any = None, **submit_options: Any) -> Any:
+        """Submit, wait, and return the answer's entry; with ``output`` a value of that type, validated by pydantic.
+
+        A typed answer that does not fit is told to the model, which is asked again, three times at most. The options
+        are those of ``submit``. Raises ``Unanswered`` with the settled submission.
+        """
+        if output is not None:
+            from .typed import ask_typed
+
+            return await ask_typed(self, content, output, submit_options)
+        return (await self._answer_of(await self.submit(content, **submit_options)))[1]
+
+    async def _answer_of(self, submission: Submission) -> tuple[SubmissionRecord, Entry]:
         settled = await submission.wait()
         if settled.status == "done" and settled.answer is not None:
             answer = await self.entry(settled.answer)
             if answer is not None:
-                return answer
+                return settled, answer
         raise Unanswered(unanswered_message(settled), submission=settled)
 
     async def retry(self, *, request_id: str | None = None) -> Submission:

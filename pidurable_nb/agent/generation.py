@@ -53,6 +53,7 @@ from .runs import (
 )
 from .state import LiveDeferred, LiveGeneration, LiveRetry, LiveRun, LiveState, LiveTool, ProviderState
 from .toolrun import Control, ToolInput, ToolOutcome, ToolTask
+from .typed import OUTPUT_TOOL, declaration
 
 if TYPE_CHECKING:
     from .harness import Harness
@@ -204,6 +205,9 @@ async def prepare(task: Run, attempt: int) -> None:
     offered = agent.offered | {
         name: tool.declaration for name, tool in agent.tools.items() if tool.deferred and name in shown.tools
     }
+    live_now = await task.snapshot(LiveState, task.conversation_id)
+    if live_now is not None and live_now.run is not None and live_now.run.output is not None:
+        offered |= {OUTPUT_TOOL: declaration(live_now.run.output)}
     given = PromptInput(task.conversation_id, agent, tuple(offered), agent.cwd, task.now(), harness.env)
 
     def on_error(extension: str, callback: str, error: Exception) -> None:
@@ -462,6 +466,8 @@ async def _respond(task: Run, message: AssistantMessage, attempt: int, model: st
         if message.error is None:
             message = message.replaced(error="The provider ended the answer.", stop_reason="error")
         await _failed_response(task, message, attempt)
+    elif [call.name for call in message.tool_calls] == [OUTPUT_TOOL] and await _is_typed(task):
+        await _answer(task, message.replaced(stop_reason="tool_use"), agent, accepted=message.tool_calls[0])
     elif message.tool_calls:
         await _start_round(task, message.replaced(stop_reason="tool_use"), agent)
     else:
@@ -499,16 +505,27 @@ async def _failed_response(task: Run, message: AssistantMessage, attempt: int) -
         tx.sleep(until, GenerationTask.Retry(attempt=attempt, until=until))
 
 
-async def _answer(task: Run, message: AssistantMessage, agent: Agent) -> None:
-    """Store the answer; the run ends, or goes on when ``on_yield`` says so, or runs what ``after_run`` asks for."""
+async def _is_typed(task: Run) -> bool:
+    """Whether the run is to end with a typed answer."""
+    live = await task.snapshot(LiveState, task.conversation_id)
+    return live is not None and live.run is not None and live.run.output is not None
+
+
+async def _answer(task: Run, message: AssistantMessage, agent: Agent, accepted: ToolCall | None = None) -> None:
+    """Store the answer; the run ends, or goes on when ``on_yield`` says so, or runs what ``after_run`` asks for.
+
+    ``accepted`` is the call that gives a typed answer: it gets its one result, and nothing runs.
+    """
     conversation = task.conversation_id
     live = await task.snapshot(LiveState, conversation)
     run = live.run if live is not None else None
-    goes_on = await _on_yield(task, agent, message)
+    goes_on = await _on_yield(task, agent, message) if accepted is None else None
     wanted = [] if goes_on is not None else await _after_run(task, agent, run)
     async with task.commit() as tx:
         await count_usage(tx, conversation, message)
         entry = tx._append("pi.assistant", conversation, [message])
+        if accepted is not None:
+            _result(tx, task, accepted, "The answer was taken.", None)
         draft = await tx.doc(LiveState, conversation)
         if draft.run is None:
             tx.complete()
@@ -539,7 +556,7 @@ async def _start_round(task: Run, message: AssistantMessage, agent: Agent) -> No
     harness = _harness(task)
     cutoff = task.checkpoint.get("cutoff")
     view = await harness._context_at(task.conversation_id, cutoff if isinstance(cutoff, int) else None)
-    offered = {tool.name for tool in view.tools}
+    offered = {tool.name for tool in view.tools} - {OUTPUT_TOOL}
     calls = message.tool_calls
     sequential = task.settings.tool_execution == "sequential" or any(
         agent.tools[call.name].execution == "sequential" for call in calls if call.name in agent.tools
@@ -566,14 +583,23 @@ async def _start_round(task: Run, message: AssistantMessage, agent: Agent) -> No
 
 
 def _refuse(tx: Tx, task: Run, call: ToolCall) -> None:
-    result = ToolResultMessage(
-        content=[TextBlock(f"There is no tool named {call.name!r} here.")],
+    if call.name == OUTPUT_TOOL:
+        _result(tx, task, call, f"Call {OUTPUT_TOOL} alone, when everything else is done.", "invalid_arguments")
+    else:
+        _result(tx, task, call, f"There is no tool named {call.name!r} here.", "tool_unavailable")
+
+
+def _result(tx: Tx, task: Run, call: ToolCall, text: str, code: str | None) -> None:
+    """The result of a call that needs no task."""
+    message = ToolResultMessage(
+        content=[TextBlock(text)],
         call_id=call.id,
         tool_name=call.name,
-        is_error=True,
+        is_error=code is not None,
         timestamp=task.now(),
     )
-    tx._append("pi.tool-result", task.conversation_id, [result], {"diagnostics": [], "code": "tool_unavailable"})
+    data: dict[str, JsonValue] = {"diagnostics": []} if code is None else {"diagnostics": [], "code": code}
+    tx._append("pi.tool-result", task.conversation_id, [message], data)
 
 
 async def _create_call(tx: TaskTx, task: Run, live: LiveState, assistant: EntryId, call: ToolCall) -> TaskId:

@@ -13,18 +13,22 @@ from ..records import ConversationId, Entry, EntryId, SubmissionId, SubmissionRe
 from ..session import Tx
 from ..values import JsonValue
 from .settings import Settings
-from .state import InboxItem, InboxState, LiveRun, LiveState, RunFailure, UsageState
+from .state import InboxItem, InboxState, LiveRun, LiveState, OutputSpec, RunFailure, UsageState
 
 
 async def start_run(
-    tx: Tx, conversation: ConversationId, inputs: Sequence[SubmissionId], first: EntryId, spent: Usage | None = None
+    tx: Tx,
+    conversation: ConversationId,
+    inputs: Sequence[SubmissionId],
+    first: EntryId,
+    output: OutputSpec | None = None,
 ) -> TaskId:
     """Start a run: a generation task, shown in ``pi.live``."""
     from .generation import GenerationTask
 
     task = await tx.create_task(GenerationTask, None, conversation=conversation)
     live = await tx.doc(LiveState, conversation)
-    live.run = LiveRun(task=task, inputs=tuple(inputs), first=first)
+    live.run = LiveRun(task=task, inputs=tuple(inputs), first=first, output=output)
     live.generation = None
     live.tools = ()
     live.run_failure = None
@@ -118,7 +122,8 @@ async def next_run(tx: Tx, conversation: ConversationId, settings: Settings) -> 
         inputs.append(item.submission)
     if first is None:
         return False
-    await start_run(tx, conversation, inputs, first.id)
+    output = next((item.output for item in reversed(items) if item.output is not None), None)
+    await start_run(tx, conversation, inputs, first.id, output)
     return True
 
 

@@ -17,6 +17,13 @@ from ..session import Document
 from ..values import JsonValue, Value
 
 
+class OutputSpec(Value):
+    """The form of a typed answer: a JSON Schema of an object. ``wrapped`` when the value is its field ``value``."""
+
+    parameters: dict[str, JsonValue]
+    wrapped: bool = False
+
+
 class LiveRun(Value):
     """The run that is going on: its present generation task, its inputs, its finished turns, its first entry."""
 
@@ -25,6 +32,7 @@ class LiveRun(Value):
     inputs: tuple[SubmissionId, ...] = ()
     turns: int = 0
     after_run: bool = False
+    output: OutputSpec | None = None
     spent: Usage = Field(default_factory=Usage)
 
 
@@ -147,6 +155,7 @@ class InboxItem(Value):
     head: EntryId | Literal["self"] | None = None
     edits: tuple[EntryEdit, ...] = ()
     handoff: str | None = None
+    output: OutputSpec | None = None
     submitted_at: float | None = None
 
 

@@ -136,7 +136,7 @@ class Tool:
             try:
                 checked = self.parameters.model_validate(arguments)
             except ValidationError as error:
-                raise ValueError(_explain(error)) from None
+                raise ValueError(explain(error)) from None
             arguments = checked.model_dump(mode="json", exclude_unset=True, by_alias=True)
         else:
             missing = [name for name in self.parameters.get("required", ()) if name not in arguments]
@@ -186,7 +186,8 @@ def _untitled(schema: Any, *, names: bool = False) -> Any:
     return [_untitled(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
+    """What does not fit, in words for a model."""
     parts = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "arguments"
