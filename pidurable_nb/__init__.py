@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         wrap_tool as wrap_tool,
     )
     from .agent.harness import Harness as Harness
+    from .agent.observe import observe as observe
     from .agent.registry import Registry as Registry
     from .agent.settings import (
         CompactionPolicy as CompactionPolicy,
@@ -127,6 +128,7 @@ _HOME = {
     "ToolResult": "agent.tool",
     "UsageState": "agent.state",
     "Wake": "tasks",
+    "observe": "agent.observe",
     "open_storage": "storage",
     "run_end_task": "agent.extension",
     "section": "agent.extension",

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StorageRequestError
+from .common import StorageWarning
 from .protocol import (
     BatchItem,
     ChangeDocument,
@@ -58,6 +59,7 @@ __all__ = [
     "SqliteStorage",
     "StartAttempt",
     "Storage",
+    "StorageWarning",
     "StoredDocument",
     "open_storage",
 ]

@@ -28,6 +28,11 @@ from .protocol import (
 
 V = TypeVar("V", bound=Value)
 
+
+class StorageWarning(UserWarning):
+    """Something about where a session lies, or how it came there, that its owner should know."""
+
+
 TASK_STATUSES: tuple[str, ...] = get_args(TaskStatus)
 SUBMISSION_STATUSES: tuple[str, ...] = get_args(SubmissionStatus)
 

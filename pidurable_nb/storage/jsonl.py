@@ -229,6 +229,44 @@ def _nothing(seq: int, at: float) -> None:
     """An empty commit, whose content follows in other lines."""
 
 
+def replay(state: MemoryState, content: bytes, end: int, journal: Path, first: int = 1) -> int:
+    """Read whole lines into a state, up to byte ``end``, the first being line ``first`` of the journal.
+
+    Returns how many they are. Raises ``StorageCorrupt`` for a line that cannot be read, and ``SchemaTooNew``.
+    """
+    reader = Replay(state)
+    start, number = 0, first
+    while start < end:
+        stop = content.index(b"\n", start)
+        line = content[start:stop]
+        try:
+            if number == 1:
+                _check_header(read_line(line), journal)
+            else:
+                reader.line(line)
+        except SchemaTooNew:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, DurableError) as error:
+            raise StorageCorrupt(
+                f"{journal}, line {number}, cannot be read ({error}). Nothing was changed. Restore a copy; "
+                "or keep the lines before it in a new folder, which gives the session as it was then."
+            ) from error
+        start = stop + 1
+        number += 1
+    return number - first
+
+
+def _check_header(header: dict[str, Any], journal: Path) -> None:
+    found = header.get("journal")
+    if not isinstance(found, dict) or found.get("format") != "pidurable_nb":
+        raise ValueError("it is not the header of a session's journal")
+    if int(found["version"]) > FORMAT_VERSION:
+        raise SchemaTooNew(
+            f"{journal} was written by a newer version of pidurable_nb (its format is {found['version']}, "
+            f"this version knows {FORMAT_VERSION}). Nothing was changed. Upgrade the package to open it."
+        )
+
+
 def compacted(state: MemoryState) -> Iterator[bytes]:
     """The lines of a journal that holds a state and nothing superseded."""
     yield line_of(_HEADER)
@@ -400,36 +438,8 @@ class JsonlStorage(QueuedStorage[_Line]):
                 f"{self._journal} is not a journal: its first line has no end. Nothing was changed. "
                 "Choose another folder, or restore a copy."
             )
-        replay = Replay(self._state)
-        start = number = 0
-        while start < end:
-            stop = content.index(b"\n", start)
-            line = content[start:stop]
-            number += 1
-            try:
-                if number == 1:
-                    self._check_header(read_line(line))
-                else:
-                    replay.line(line)
-            except SchemaTooNew:
-                raise
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError, DurableError) as error:
-                raise StorageCorrupt(
-                    f"{self._journal}, line {number}, cannot be read ({error}). Nothing was changed. Restore a copy; "
-                    "or keep the lines before it in a new folder, which gives the session as it was then."
-                ) from error
-            start = stop + 1
+        replay(self._state, content, end, self._journal)
         return end
-
-    def _check_header(self, header: dict[str, Any]) -> None:
-        journal = header.get("journal")
-        if not isinstance(journal, dict) or journal.get("format") != "pidurable_nb":
-            raise ValueError("it is not the header of a session's journal")
-        if int(journal["version"]) > FORMAT_VERSION:
-            raise SchemaTooNew(
-                f"{self._journal} was written by a newer version of pidurable_nb (its format is {journal['version']}, "
-                f"this version knows {FORMAT_VERSION}). Nothing was changed. Upgrade the package to open it."
-            )
 
     def _is_mostly_superseded(self, size: int) -> bool:
         if size < COMPACT_ABOVE:

@@ -25,6 +25,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ..errors import SessionInUse, StorageError
+from .common import StorageWarning
 
 PATIENCE = 0.25
 """Seconds for which a held lock is tried again: a probe by an observer holds it for a moment."""
@@ -240,5 +241,6 @@ def warn_about_network(name: str, path: Path) -> None:
         warnings.warn(
             f"{name} is on a network file system ({kind}), whose locks cannot be trusted: two machines could write "
             "to it at once. Keep sessions on a local disk.",
+            StorageWarning,
             stacklevel=3,
         )

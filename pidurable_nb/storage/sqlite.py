@@ -11,11 +11,16 @@ even when the loop closed meanwhile (see ``worker``), and because one call must 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import sqlite3
+import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +30,7 @@ from ..errors import DurableError, StorageCorrupt, StorageError, StorageRequestE
 from ..records import (
     DocumentRecord,
 )
-from .common import keeps_history, new_life
+from .common import StorageWarning, keeps_history, new_life
 from .lock import OwnerLock, warn_about_network
 from .protocol import (
     BatchItem,
@@ -42,6 +47,7 @@ from .protocol import (
     encode,
 )
 from .queued import QueuedStorage, Sealed, raise_translated
+from .readonly import log_of
 from .sqlite_reads import SqliteReads, key_column
 from .sqlite_schema import check_file, create_file, migrate
 from .worker import Abandoned, Worker, call_once
@@ -51,6 +57,9 @@ Synchronous = Literal["normal", "full"]
 
 BUSY_TIMEOUT = 10.0
 """Seconds for which a database that another connection holds is tried again (engine.md, section 16)."""
+
+CLOSING_PATIENCE = 1.0
+"""Seconds for which closing waits for readers before it leaves a log behind."""
 
 _COMMIT = "INSERT INTO commits (seq, at, life, top_id, touched) VALUES (?, ?, ?, ?, ?)"
 _CONVERSATION = "INSERT INTO conversations (seq, id, owner_task, owner_conversation, payload) VALUES (?, ?, ?, ?, ?)"
@@ -235,6 +244,9 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         self.path = Path(os.path.realpath(path))
         self._synchronous = synchronous
         self._worker = _aiosqlite_worker()
+        self._had_log = False
+        self.log_is_missing = False
+        """Whether the file was a copy made without its log when it was opened: its newest commits may be lacking."""
 
     @classmethod
     async def open(
@@ -262,6 +274,14 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         except asyncio.CancelledError:
             storage.abandon()
             raise
+        if storage.log_is_missing:
+            warnings.warn(
+                f"{storage.name} was not closed by its last process, and the log that lay beside it "
+                f"({log_of(storage.path).name}) is missing. If this is a copy, the newest commits stayed behind: copy "
+                "the log with it, or use backup().",
+                StorageWarning,
+                stacklevel=2,
+            )
         return storage
 
     def _open(self) -> None:
@@ -276,6 +296,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         try:
             if not check_file(self.path, self.name):
                 create_file(self.path)
+            self._had_log = log_of(self.path).exists()
             connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None)
             self._prepare(connection, opened_at)
             with self._storing:
@@ -284,7 +305,8 @@ class SqliteStorage(QueuedStorage[_Sealed]):
                 self._connection = connection
                 self._cursor = connection.cursor()
                 self._reads = SqliteReads(connection, self.name)
-                self._when_forgotten(connection.close)
+                self._when_forgotten(partial(_close_forgotten, connection, self.life.id))
+                _open.add(self)
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -302,7 +324,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
             )
         connection.execute("PRAGMA cache_size = -8000")
         # Pages that change with every commit are copied back once for many commits, and so is the disk waited for.
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        connection.execute("PRAGMA wal_autocheckpoint = 8000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         migrate(connection, self.name)
         connection.execute("BEGIN IMMEDIATE")
@@ -310,21 +332,24 @@ class SqliteStorage(QueuedStorage[_Sealed]):
             "SELECT seq, at, top_id FROM commits ORDER BY seq DESC LIMIT 1"
         ).fetchone() or (0, None, 0)
         before = connection.execute(
-            "SELECT id, opened_at, after_seq, after_attempt FROM lives ORDER BY id DESC LIMIT 1"
+            "SELECT id, opened_at, after_seq, after_attempt, logged FROM lives ORDER BY id DESC LIMIT 1"
         ).fetchone()
         if before is not None:
-            _, before_opened, after_seq, after_attempt = before
+            _, before_opened, after_seq, after_attempt, logged = before
+            self.log_is_missing = bool(logged) and not self._had_log
             connection.execute(
                 """UPDATE attempts SET "end" = 'cut_off', ended_at = ? WHERE id > ? AND "end" IS NULL""",
                 (at if seq > after_seq else before_opened, after_attempt),
             )
         self.life = life = new_life(1 if before is None else before[0] + 1, opened_at)
         connection.execute(
-            "INSERT INTO lives (id, pid, host, kernel, opened_at, after_seq, after_attempt) "
-            "VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(id), 0) FROM attempts))",
+            "INSERT INTO lives (id, pid, host, kernel, opened_at, after_seq, after_attempt, logged) "
+            "VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(id), 0) FROM attempts), 1)",
             (life.id, life.pid, life.host, life.kernel, life.opened_at, seq),
         )
         connection.execute("COMMIT")
+        # The life goes into the file itself: a copy that is made without the log then says that it lacks it.
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self.last_seq = self._sealed_seq = seq
         self._next_id = top_id
 
@@ -376,6 +401,8 @@ class SqliteStorage(QueuedStorage[_Sealed]):
                 os.close(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
                 with closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None)) as connection:
                     connection.execute("VACUUM INTO ?", (str(draft),))
+                with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+                    connection.execute("UPDATE lives SET logged = 0")  # everything is in the copy
                 os.rename(draft, target)
             except (OSError, sqlite3.Error) as error:
                 raise StorageRequestError(f"a backup of {self.name} cannot be written to {path}: {error}.") from error
@@ -385,10 +412,57 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         await call_once(copy, "backup")
 
     def _end(self, ended: Literal["closed", "failed"], ended_at: float) -> None:
-        with closing(self._connection):
-            self._connection.execute(
-                "UPDATE lives SET ended = ?, ended_at = ? WHERE id = ?", (ended, ended_at, self.life.id)
+        with closing(self._connection) as connection:
+            connection.execute(
+                "UPDATE lives SET ended = ?, ended_at = ?, logged = 0 WHERE id = ?", (ended, ended_at, self.life.id)
             )
+            # SQLite keeps the log when an observer is there. Emptied, it holds nothing that a copy would lack.
+            connection.execute(f"PRAGMA busy_timeout = {int(CLOSING_PATIENCE * 1000)}")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+# SQLite merges and removes the log when it closes the file, also where nobody asked for it: when the storage is thrown
+# away, and when the interpreter ends. The life then stays open, as after a crash, but its log is not missing.
+
+_open: weakref.WeakSet[SqliteStorage] = weakref.WeakSet()
+
+EXIT_PATIENCE = 0.2
+"""Seconds that the end of the interpreter may be held up."""
+
+
+def _take_back_note(connection: sqlite3.Connection, life: int) -> None:
+    try:
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("UPDATE lives SET logged = 0 WHERE id = ?", (life,))
+    except sqlite3.Error:
+        pass  # a disk that is full or failing, or another owner by now: the note stays, and somebody is warned
+
+
+def _close_forgotten(connection: sqlite3.Connection, life: int) -> None:
+    with closing(connection):
+        _take_back_note(connection, life)
+
+
+@atexit.register
+def _at_exit() -> None:
+    done: list[threading.Event] = []
+
+    def post(storage: SqliteStorage) -> None:
+        connection, life, event = storage._connection, storage.life.id, threading.Event()
+
+        def call() -> None:
+            _take_back_note(connection, life)
+            event.set()
+
+        storage._worker.post(call)
+        done.append(event)
+
+    for storage in list(_open):
+        if not storage._closed and os.getpid() == storage._pid:
+            post(storage)
+    deadline = time.monotonic() + EXIT_PATIENCE
+    for event in done:
+        event.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _aiosqlite_worker() -> Worker:
@@ -419,7 +493,7 @@ def _translated(error: BaseException, name: str) -> BaseException:
         else:
             remedy = "Open it again; what was committed is safe."
         return StorageError(f"{name}: {text}. {remedy}")
-    if isinstance(error, sqlite3.DatabaseError):
+    if isinstance(error, (sqlite3.DatabaseError, UnicodeDecodeError)):  # SQLite quotes damaged text in its messages
         return StorageCorrupt(f"{name} is damaged ({error}). Keep the file, and restore a copy.")
     if isinstance(error, sqlite3.Error):
         return StorageError(f"{name}: {error}.")

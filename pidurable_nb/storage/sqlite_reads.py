@@ -57,6 +57,11 @@ class SqliteReads:
         self._connection = connection
         self._name = name
 
+    def needs_log(self) -> bool:
+        """Whether the newest commits may lie in a log beside the file (see ``readonly.log_is_missing``)."""
+        row = self._connection.execute("SELECT logged FROM lives ORDER BY id DESC LIMIT 1").fetchone()
+        return row is not None and bool(row[0])
+
     def last_seq(self) -> int:
         return int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM commits").fetchone()[0])
 
