@@ -144,6 +144,9 @@ def test_the_demo_recovers_from_real_kills_and_says_so(story: tuple[Path, subpro
     assert "lives        4  2 ended by SIGKILL" in lines
     assert "requests     4  1 cut off and sent again" in lines
     assert "\x1b" not in ended.stdout
+    told = " ".join(ended.stdout.replace("│", " ").split())
+    assert "done is looked at twice before anyone does it again. ✓ entry" in told
+    assert "so I did not repeat it: please look. ✓ entry" in told
 
 
 def test_what_the_demo_leaves_is_what_it_told(story: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -28,7 +28,7 @@ from ..records import Entry
 from ..session import Watch
 
 QUESTIONS = {
-    "answer": "Why do sailors write a logbook every day?",
+    "answer": "Why do ships keep a logbook? Answer in three sentences.",
     "tools": "Read the report, and charge the card for it.",
 }
 

@@ -24,7 +24,7 @@ from .actor import ANSWER_CUT, QUESTIONS, SCRIPT, find_model
 from .summary import Stored, read_stored
 from .terminal import Stream, Terminal
 
-PATIENCE = 120.0
+PATIENCE = 90.0
 """Seconds without a word after which a process counts as hanging; loading a model may take a while."""
 
 LOCAL = "local:smollm2"
@@ -123,6 +123,7 @@ class _Actor:
         )
         self.pid = self._process.pid
         self._hanging = False
+        self._heard = "nothing"
 
     def events(self) -> Iterator[dict[str, Any]]:
         """What it says, until it ends. Raises ``DemoFailed`` when it is silent for too long."""
@@ -136,10 +137,15 @@ class _Actor:
             finally:
                 watchdog.cancel()
             if self._hanging:
-                raise DemoFailed(f"process {self.pid} said nothing for {PATIENCE:.0f} s, and was stopped")
+                raise DemoFailed(
+                    f"process {self.pid} was silent for {PATIENCE:.0f} s and was stopped; the last that it said was "
+                    f"{self._heard!r}"
+                )
             if not line:
                 return
-            yield json.loads(line)
+            event: dict[str, Any] = json.loads(line)
+            self._heard = event["event"]
+            yield event
 
     def _give_up(self) -> None:
         self._hanging = True
@@ -213,7 +219,7 @@ def _scene(terminal: Terminal, scene: str, model: str, path: Path, seen: _Seen) 
 def _show(terminal: Terminal, actor: _Actor, scene: str, seen: _Seen, *, first: bool) -> bool:
     """Show what a process says; whether it stands at the cut point."""
     answer: Stream | None = None
-    streamed = False
+    streamed = ""
     for event in actor.events():
         kind = event["event"]
         if kind == "loading":
@@ -222,12 +228,14 @@ def _show(terminal: Terminal, actor: _Actor, scene: str, seen: _Seen, *, first: 
         if kind == "text":
             if answer is None:
                 answer = Stream(terminal, "  │ ")
-                streamed = True
             answer.feed(event["text"])
+            streamed += event["text"]
             if first:
                 seen.text[scene] = seen.text.get(scene, "") + event["text"]
             continue
         if answer is not None:
+            if kind == "answer" and event["text"].startswith(streamed):  # its last piece came with the whole
+                answer.feed(event["text"][len(streamed) :])
             answer.end()
             answer = None
         if kind == "opened":
@@ -248,8 +256,8 @@ def _show(terminal: Terminal, actor: _Actor, scene: str, seen: _Seen, *, first: 
             stream.feed(f"{mark} {event['tool']}: {text}")
             stream.end()
         elif kind == "answer":
-            _show_answer(terminal, event, streamed=streamed)
-            streamed = False
+            _show_answer(terminal, event, streamed=bool(streamed))
+            streamed = ""
         elif kind == "cut":
             return True
         elif kind == "settled" and event["status"] != "done":
