@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from ..errors import ConversationBusy, DurableError, RequestIdReused, Unanswered
-from ..messages import ContentBlock, Message, TextBlock
+from ..messages import ContentBlock, Message, TextBlock, UserMessage
 from ..patch import Op
 from ..records import (
     ConversationId,
@@ -218,9 +218,34 @@ class Conversation:
             kind,
             [checked, head, [edit.to_data() for edit in changes]],
         )
+        item = InboxItem(
+            submission=SubmissionId(0),
+            type="write",
+            mode="write",
+            kind=kind,
+            data=checked,
+            messages=spoken,
+            head=head,
+            edits=changes,
+        )
+        return await self._write(item, request_id, digest)
+
+    async def reset(self, handoff: str | None = None, *, request_id: str | None = None) -> None:
+        """Start the model's context anew, with ``handoff`` as a note to what comes; returns when that is admitted.
+
+        Idle, at once. Busy, at the next boundary; at one between two turns it ends the run, whose inputs become
+        ``unanswered: reset`` (engine.md, section 9).
+        """
+        spoken = () if handoff is None else (UserMessage([TextBlock(handoff)], timestamp=self._harness.clock()),)
+        item = InboxItem(
+            submission=SubmissionId(0), type="write", mode="reset", kind="pi.reset", messages=spoken, head="self"
+        )
+        await self._write(item, request_id, _digest("reset", handoff, None, None))
+
+    async def _write(self, item: InboxItem, request_id: str | None, digest: str) -> Submission:
         harness = self._harness
-        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
-            for reference in [edit.target for edit in changes] + ([head] if isinstance(head, int) else []):
+        async with harness._commit(lambda: Tx(harness, self.id), _place(3)) as tx:
+            for reference in [edit.target for edit in item.edits] + ([item.head] if isinstance(item.head, int) else []):
                 if not await tx._visible(self.id, reference):
                     raise DurableError(f"conversation {self.id} has no entry {reference}")
             found = await self._find(tx, request_id, "write", digest)
@@ -234,20 +259,10 @@ class Conversation:
                     request_id=request_id,
                     digest=digest,
                 )
-                item = InboxItem(
-                    submission=found,
-                    type="write",
-                    mode="write",
-                    kind=kind,
-                    data=checked,
-                    messages=spoken,
-                    head=head,
-                    edits=changes,
-                    submitted_at=harness.clock(),
-                )
+                item = item.replaced(submission=found, submitted_at=harness.clock())
                 live = await tx.doc(LiveState, self.id)
                 inbox = await tx.doc(InboxState, self.id)
-                display_only = not spoken and head is None and not changes
+                display_only = not item.messages and item.head is None and not item.edits
                 waits = live.run is not None and not display_only
                 if waits or any(other.mode == "reset" for other in inbox.items):
                     tx._put_submission(record)

@@ -42,11 +42,10 @@ from .agent import Agent, prompt_change, render_sections
 from .extension import Continue, GenerationHooks, PromptInput, RunEndTask
 from .hooks import call_hook, hook_context
 from .runs import (
-    boundary,
     clear,
-    continue_run,
     count_usage,
     end_failed,
+    go_on,
     keep_partial,
     next_run,
     settle_inputs,
@@ -532,8 +531,7 @@ async def _answer(task: Run, message: AssistantMessage, agent: Agent, accepted: 
             return
         if goes_on is not None:
             tx._append("pi.user", conversation, [UserMessage([TextBlock(goes_on.content)], timestamp=task.now())])
-            joined = await boundary(tx, conversation, task.settings)
-            await continue_run(tx, conversation, joined)
+            await go_on(tx, conversation, task.settings)
             tx.complete()
             return
         await settle_inputs(tx, draft.run.inputs, answer=entry.id)
@@ -654,8 +652,7 @@ async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
         if added:
             shown = SystemMessage(tools_added=[agent.tools[name].declaration for name in added], timestamp=task.now())
             tx._append("pi.system", conversation, [shown])
-        joined = await boundary(tx, conversation, task.settings)
-        await continue_run(tx, conversation, joined)
+        await go_on(tx, conversation, task.settings)
         tx.complete()
 
 

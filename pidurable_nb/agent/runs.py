@@ -58,16 +58,17 @@ async def place_input(tx: Tx, conversation: ConversationId, submission: Submissi
     return entry
 
 
-async def place_writes(tx: Tx, conversation: ConversationId, inbox: InboxState) -> None:
-    """Place every waiting write, in id order."""
-    waiting = [item for item in inbox.items if item.mode == "write"]
+async def place_writes(tx: Tx, conversation: ConversationId, inbox: InboxState) -> bool:
+    """Place every waiting write and reset, in id order. Returns whether a reset was among them."""
+    waiting = [item for item in inbox.items if item.mode in ("write", "reset")]
     if not waiting:
-        return
-    inbox.items = tuple(item for item in inbox.items if item.mode != "write")
+        return False
+    inbox.items = tuple(item for item in inbox.items if item.mode not in ("write", "reset"))
     for item in sorted(waiting, key=lambda item: item.submission):
         record = await tx.submission(item.submission)
         if record is not None:
             await place_write(tx, conversation, record, item)
+    return any(item.mode == "reset" for item in waiting)
 
 
 async def place_write(tx: Tx, conversation: ConversationId, record: SubmissionRecord, item: InboxItem) -> None:
@@ -89,17 +90,25 @@ def _take(inbox: InboxState, mode: str, everything: bool) -> list[InboxItem]:
     return taken
 
 
-async def boundary(tx: Tx, conversation: ConversationId, settings: Settings) -> list[SubmissionId]:
-    """Between two turns of a run: place writes, then steers. Returns the inputs that joined."""
+async def go_on(tx: Tx, conversation: ConversationId, settings: Settings) -> None:
+    """Between two turns of a run: place writes, then steers, and hand the run to the next generation.
+
+    A reset that was waiting ends the run instead: its inputs are ``unanswered: reset``.
+    """
     inbox = await tx.doc(InboxState, conversation)
-    await place_writes(tx, conversation, inbox)
+    if await place_writes(tx, conversation, inbox):
+        live = await tx.doc(LiveState, conversation)
+        await settle_inputs(tx, live.run.inputs if live.run is not None else (), reason="reset")
+        clear(live)
+        await next_run(tx, conversation, settings)
+        return
     joined: list[SubmissionId] = []
     for item in _take(inbox, "steer", settings.steering_mode == "all"):
         record = await tx.submission(item.submission)
         if record is not None:
             await place_input(tx, conversation, record, item)
             joined.append(item.submission)
-    return joined
+    await continue_run(tx, conversation, joined)
 
 
 async def next_run(tx: Tx, conversation: ConversationId, settings: Settings) -> bool:
