@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import KernelManager
 from traitlets.config import Config
@@ -50,26 +51,39 @@ class Shell:
         return lines[-1].removeprefix("%durable: ")
 
     def complete(self, line: str) -> list[str]:
-        """What Tab offers at the end of the line."""
-        return list(self.shell.complete(line.split()[-1] if not line.endswith(" ") else "", line)[1])
+        """What Tab makes of the last word of the line, as kernels ask for it."""
+        with provisionalcompleter():
+            offered = list(self.shell.Completer.completions(line, len(line)))
+        return [(line[: item.start] + item.text).split()[-1] for item in offered]
+
+
+_made: list[InteractiveShell] = []  # one for all tests: IPython keeps each that was ever made until the process ends
 
 
 @contextmanager
 def in_process_shell(capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
-    """A shell of this process with the extension loaded; every session it opened is closed at the end."""
-    config = Config()
-    config.HistoryManager.enabled = False
+    """A fresh shell of this process with the extension loaded; every session it opened is closed at the end."""
+    from pidurable_nb import notebook
+
+    if not _made:
+        config = Config()
+        config.HistoryManager.enabled = False
+        _made.append(InteractiveShell(config=config))
+    shell = _made[0]
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
+    for kind in type(shell)._walk_mro():
+        kind._instance = shell
+    shell.reset(new_session=True)
+    shell.user_ns["get_ipython"] = shell.get_ipython
     try:
-        shell.run_line_magic("load_ext", "pidurable_nb")
+        if "pidurable_nb" in shell.extension_manager.loaded:
+            shell.run_line_magic("reload_ext", "pidurable_nb")
+        else:
+            shell.run_line_magic("load_ext", "pidurable_nb")
         yield Shell(shell, capsys)
     finally:
-        from pidurable_nb import notebook
-
         for chat in notebook.sessions():
             notebook.close(chat.name)
-        shell.atexit_operations()
         InteractiveShell.clear_instance()
 
 

@@ -1,0 +1,369 @@
+"""Which submission a cell stands for, in every life of its kernel; see notebook.md, "Running a cell again"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from notebook_shells import Shell, in_process_shell
+
+from pidurable_nb import notebook, tool
+from pidurable_nb.errors import Unanswered
+from pidurable_nb.models import Hang, Reply, ScriptedModel
+from pidurable_nb.models.protocol import ModelRequest
+from pidurable_nb.notebook import frontend
+from pidurable_nb.notebook.cells import Order, Provenance
+
+
+class Book:
+    """A notebook in a front end with cell ids, or, with ``runner``, without."""
+
+    def __init__(self, shell: Shell, monkeypatch: pytest.MonkeyPatch, model: ScriptedModel) -> None:
+        self.shell = shell
+        self.model = model
+        self.cell: str | None = None
+        self.runner = False
+        monkeypatch.setattr(frontend, "cell_id", lambda: None if self.runner else self.cell)
+        self.open()
+
+    def open(self) -> None:
+        self.chat = notebook.open("book.sqlite", model=self.model, show=False)
+
+    def restart(self) -> None:
+        """The next life of the kernel."""
+        notebook.close()
+        self.open()
+
+    def run(self, cell: str, text: str, options: str = "", *, magic: str = "%%durable") -> str:
+        self.cell = cell
+        return self.shell.run(f"%%durable {options}\n{text}" if magic == "%%durable" else f"{magic} {text}")
+
+    def fails(self, cell: str, text: str, options: str = "") -> str:
+        self.cell = cell
+        return self.shell.fails(f"%%durable {options}\n{text}")
+
+    def submit(self, cell: str, text: str, *, again: bool = False) -> notebook.Turn:
+        """Submit in a cell that does not wait."""
+        self.shell.names["chat"] = self.chat
+        self.shell.run(f"turn = chat.submit_cell({text!r}, cell={cell!r}, again={again})")
+        turn: notebook.Turn = self.shell.names["turn"]
+        return turn
+
+    @property
+    def asked(self) -> int:
+        """How many requests the model got."""
+        return len(self.model.requests)
+
+    @property
+    def submissions(self) -> list[tuple[int, str, str | None, str | None]]:
+        found = self.chat.run(self.chat.harness.submissions().list)
+        return [(item.id, item.status, item.reason, item.request_id) for item in found]
+
+
+class Script:
+    def __init__(self) -> None:
+        self.fail = False
+
+    def __call__(self, request: ModelRequest) -> Reply | Hang:
+        asked = [message.text for message in request.messages if message.role == "user"][-1]
+        if asked.startswith("hang"):
+            return Hang(after="so far")
+        if self.fail:
+            return Reply(error="400 the request is bad")
+        return Reply(f"You said {asked}")
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def book(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: Script
+) -> Iterator[Book]:
+    monkeypatch.chdir(tmp_path)
+    with in_process_shell(capsys) as shell:
+        yield Book(shell, monkeypatch, ScriptedModel(script, name="scripted:book"))
+
+
+Life = Callable[[Book], None]
+
+
+@pytest.fixture(params=["same life", "next life"])
+def life(request: pytest.FixtureRequest) -> Life:
+    """What lies between two runs: nothing, or a restart."""
+    return Book.restart if request.param == "next life" else lambda book: None
+
+
+STORED = "stored answer from "
+CHANGED = "changed since: "
+
+
+def test_a_cell_finds_its_submission_again(book: Book, life: Life) -> None:
+    assert STORED not in book.run("a", "one")
+    before = book.submissions
+    life(book)
+    shown = book.run("a", "one")
+    assert "You said one" in shown
+    assert STORED in shown
+    assert "--again asks anew" in shown
+    assert CHANGED not in shown
+    assert book.submissions == before
+    assert book.asked == 1
+
+
+def test_cells_with_equal_texts_are_told_apart(book: Book, life: Life) -> None:
+    for cell in "abc":
+        book.run(cell, "same")
+    before = book.submissions
+    assert len(before) == 3
+    life(book)
+    for cell in "abc":
+        assert STORED in book.run(cell, "same")
+    assert book.submissions == before
+    assert STORED not in book.run("copy of a", "same")
+    assert len(book.submissions) == 4
+
+
+def test_a_cell_that_moved_keeps_its_submission(book: Book) -> None:
+    book.run("a", "same")
+    book.run("b", "same")
+    by_cell = {cell: book.submit(cell, "same").id for cell in "ab"}
+    book.restart()
+    assert {cell: book.submit(cell, "same").id for cell in "ba"} == by_cell
+    assert book.asked == 2
+
+
+def test_an_edited_cell_asks_anew_and_undoing_the_edit_finds_the_first(book: Book, life: Life) -> None:
+    book.run("a", "one")
+    assert STORED not in book.run("a", "one, but better")
+    assert book.asked == 2
+    life(book)
+    assert STORED in book.run("a", "one")
+    assert STORED in book.run("a", "one, but better")
+    assert book.asked == 2
+
+
+def test_a_text_is_what_it_is_after_interpolation(book: Book, life: Life) -> None:
+    book.shell.names["city"] = "Paris"
+    book.run("a", "weather in {city}")
+    life(book)
+    assert STORED in book.run("a", "weather in {city}")
+    book.shell.names["city"] = "Rome"
+    assert "You said weather in Rome" in book.run("a", "weather in {city}")
+    assert book.asked == 2
+
+
+def test_a_cell_that_asks_the_same_in_a_loop_asks_each_time(book: Book, life: Life) -> None:
+    loop = "for _ in range(3):\n    get_ipython().run_line_magic('durable', 'ask again and again')"
+
+    def run() -> None:
+        # An execution has a number, by which it is told from the next one.
+        book.cell = "a"
+        book.shell.run(loop)
+
+    run()
+    assert book.asked == 3
+    life(book)
+    run()
+    assert book.asked == 3
+
+
+@pytest.mark.parametrize("magic", ["%durable ask", "%durable steer", "%durable follow"])
+def test_line_magics_find_theirs_too(book: Book, life: Life, magic: str) -> None:
+    book.run("a", "hello", magic=magic)
+    assert book.submissions[0][3] is not None
+    life(book)
+    assert STORED in book.run("a", "hello", magic=magic)
+    assert book.asked == 1
+
+
+# -- without cell ids ------------------------------------------------------------------------------------------------
+
+
+def test_without_cell_ids_the_nth_run_of_a_text_finds_the_nth(book: Book) -> None:
+    book.runner = True
+    for text in ("one", "same", "two", "same"):
+        book.run("", text)
+    before = book.submissions
+    assert len(before) == 4
+    book.restart()
+    for text in ("one", "same", "two", "same"):
+        shown = book.run("", text)
+        assert STORED in shown
+        assert CHANGED not in shown
+    assert book.submissions == before
+    assert STORED not in book.run("", "same")
+
+
+def test_front_ends_with_and_without_ids_share_what_is_stored(book: Book) -> None:
+    for cell, text in (("a", "one"), ("b", "same"), ("c", "same")):
+        book.run(cell, text)
+    book.restart()
+    book.runner = True
+    for text in ("one", "same", "same"):
+        assert STORED in book.run("", text)
+    assert STORED not in book.run("", "only here")
+    book.restart()
+    book.runner = False
+    assert STORED in book.run("d", "only here")
+    assert book.asked == 4
+
+
+# -- what has changed ------------------------------------------------------------------------------------------------
+
+
+def test_an_edited_earlier_cell_is_told_of(book: Book, life: Life) -> None:
+    for cell, text in (("a", "one"), ("b", "two"), ("c", "three")):
+        book.run(cell, text)
+    life(book)
+    assert CHANGED not in book.run("a", "one")
+    assert STORED not in book.run("b", "two, edited")
+    for _ in range(2):
+        shown = book.run("c", "three")
+        assert STORED in shown
+        assert f"{CHANGED}what was asked before it" in shown
+    assert CHANGED not in book.run("b", "two, edited")
+    assert CHANGED not in book.run("a", "one")
+    assert STORED not in book.run("c", "three", "--again")
+    shown = book.run("c", "three")
+    assert STORED in shown
+    assert CHANGED not in shown
+    assert book.asked == 5
+
+
+def test_asking_an_earlier_cell_again_is_told_of(book: Book) -> None:
+    book.run("a", "one")
+    book.run("b", "two")
+    book.run("a", "one", "--again")
+    assert f"{CHANGED}what was asked before it" in book.run("b", "two")
+
+
+def test_reordered_cells_are_told_of(book: Book) -> None:
+    for cell, text in (("a", "one"), ("b", "two"), ("c", "three")):
+        book.run(cell, text)
+    book.restart()
+    assert CHANGED not in book.run("a", "one")
+    assert f"{CHANGED}what was asked before it" in book.run("c", "three")
+    assert f"{CHANGED}what was asked before it" in book.run("b", "two")
+    assert book.asked == 3
+
+
+def test_looking_at_an_earlier_cell_again_is_no_change(book: Book) -> None:
+    for cell, text in (("a", "one"), ("b", "two"), ("c", "three")):
+        book.run(cell, text)
+    for cell, text in (("a", "one"), ("c", "three"), ("b", "two"), ("b", "two")):
+        assert CHANGED not in book.run(cell, text)
+
+
+def test_trying_texts_in_one_cell_is_no_change(book: Book) -> None:
+    book.run("a", "one")
+    for text in ("two", "two!", "two!!"):
+        book.run("b", text)
+    assert CHANGED not in book.run("b", "two!!")
+    assert CHANGED not in book.run("a", "one")
+
+
+def test_another_model_is_told_of(book: Book, life: Life) -> None:
+    book.run("a", "one")
+    life(book)
+    book.chat.configure(model=ScriptedModel(["other"], name="scripted:other"))
+    shown = book.run("a", "one")
+    assert f"{CHANGED}the model (scripted:book then, scripted:other now)" in shown
+    assert "--again asks anew" in shown
+    assert "other" in book.run("a", "one", "--again")
+    assert CHANGED not in book.run("a", "one")
+
+
+def test_other_tools_are_told_of(book: Book) -> None:
+    @tool
+    def look() -> str:
+        return "seen"
+
+    book.run("a", "one")
+    notebook.install(look)
+    try:
+        assert f"{CHANGED}the tools" in book.run("a", "one")
+    finally:
+        notebook.registry.uninstall("notebook")
+    assert CHANGED not in book.run("a", "one")
+
+
+# -- what has not been answered --------------------------------------------------------------------------------------
+
+
+def test_a_failed_submission_is_asked_anew_under_the_same_id(book: Book, script: Script, life: Life) -> None:
+    script.fail = True
+    book.fails("a", "one")
+    life(book)
+    book.fails("a", "one")
+    script.fail = False
+    life(book)
+    shown = book.run("a", "one")
+    assert "You said one" in shown
+    assert "attempt 3 of this cell" in shown
+    first, second, third = [request or "" for *_, request in book.submissions]
+    assert second == f"{first}#2"
+    assert third == f"{first}#3"
+    life(book)
+    assert STORED in book.run("a", "one")
+    assert book.asked == 3
+
+
+def test_an_aborted_submission_stays_aborted_until_it_is_asked_again(book: Book, life: Life) -> None:
+    book.submit("a", "hang one")
+    book.chat.stop()
+    life(book)
+    for _ in range(2):
+        shown = book.run("a", "hang one")
+        assert "stopped before" in shown
+        assert "--again asks anew" in shown
+    assert len(book.submissions) == 1
+    assert "nothing is bound to x" in book.fails("a", "hang one", "--to x")
+    turn = book.submit("a", "hang one", again=True)
+    assert len(book.submissions) == 2
+    book.chat.stop()
+    with pytest.raises(Unanswered):
+        turn.result()
+    assert turn.view.status == "aborted"
+
+
+def test_an_unfinished_submission_is_attached_to(book: Book, life: Life) -> None:
+    first = book.submit("a", "hang one")
+    life(book)
+    again = book.submit("a", "hang one")
+    assert again.id == first.id
+    assert not again.view.settled
+    book.chat.stop()
+    assert len(book.submissions) == 1
+
+
+def test_again_asks_anew_each_time_and_the_newest_is_found(book: Book, life: Life) -> None:
+    book.run("a", "one")
+    book.run("a", "one", "--again")
+    assert "attempt 3 of this cell" in book.run("a", "one", "--again")
+    newest = book.submissions[-1][0]
+    life(book)
+    assert book.submit("a", "one").id == newest
+    assert book.asked == 3
+
+
+# -- the pure part ---------------------------------------------------------------------------------------------------
+
+
+def test_differences_are_said_in_words() -> None:
+    then = Provenance(model="a:b", tools=("x",))
+    assert then.differences(then, moved=False) is None
+    assert then.differences(Provenance(model=None), moved=True) == (
+        "what was asked before it and the model (a:b then, none now) and the tools"
+    )
+
+
+def test_the_first_run_of_a_life_knows_nothing_of_what_precedes() -> None:
+    order = Order()
+    assert not order.found(7, "c", after=6, known=True)
+    assert order.found(5, "a", after=4, known=True)
+    assert not order.found(8, "d", after=5, known=True)
+    assert not order.found(9, "e", after=None, known=False)
