@@ -48,7 +48,7 @@ def types(batches: list[tuple[Any, ...]]) -> list[list[str]]:
 def test_a_plain_turn_in_order_and_text_only_as_what_was_added() -> None:
     batches = run_story(Reply("one two three four five six", tokens_per_second=20))
     assert types(batches)[0] == ["submission", "entry", "run_start", "turn_start"]
-    assert types(batches)[-1] == ["message_update", "message_end", "usage", "turn_end", "submission", "run_end"]
+    assert types(batches)[-1][-5:] == ["message_end", "usage", "turn_end", "submission", "run_end"]
     flat = [event for batch in batches for event in batch]
     updates = [event.text for event in flat if event.type == "message_update"]
     assert len(updates) >= 2

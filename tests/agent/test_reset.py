@@ -48,7 +48,7 @@ def run_with_a_reset(after: Any) -> tuple[list[tuple[str, str | None]], list[lis
             await started.wait()
             await root.reset("start over")
             await after(root)
-            assert [item.mode for item in (await root.view()).inbox.items][0] == "reset"
+            assert (await root.view()).inbox.items[0].mode == "reset"
             go.set()
             await root.wait_for_idle()
             settled = [(r.type, r.reason) for r in await harness.submissions().list()]
