@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import SubmissionRecord, TaskRecord, checkpoint_of_task
-from ..storage.readonly import owner_of
+from ..storage.readonly import log_is_missing, owner_of
 from .summary import Stored, read_stored
 from .terminal import Terminal, when
 
@@ -21,7 +21,7 @@ def inspect(path: str, *, as_json: bool = False) -> int:
     """Print the summary. Raises ``StorageError`` for what is not a session."""
     stored = read_stored(path)
     owner = owner_of(path)
-    warnings = _warnings(path, stored, owned=owner is not None)
+    warnings = _warnings(path)
     if as_json:
         found = _as_json(path, stored, warnings)
         found["owner"] = None if owner is None else {"pid": owner.pid, "host": owner.host, "since": owner.since}
@@ -102,17 +102,13 @@ def _submission(record: SubmissionRecord) -> str:
     return f"{record.id}: {record.type}{name}, conversation {record.conversation_id}, {record.status}"
 
 
-def _warnings(path: str, stored: Stored, *, owned: bool) -> list[str]:
+def _warnings(path: str) -> list[str]:
     """What a person should know before trusting what is shown."""
-    last = stored.lives[-1] if stored.lives else None
-    log = Path(path).resolve()
-    log = log.with_name(log.name + "-wal")
-    if owned or log.exists() or (last is not None and last.ended is not None):
+    if not log_is_missing(path):
         return []
-    # A process that dies leaves its log beside the file; a copy of the file alone has lost what lay there.
     return [
-        f"the last process did not close it, and {log.name} is missing: if this is a copy, the newest commits stayed "
-        "behind. Copy a live session with its backup, or with its log."
+        f"{Path(path).name}-wal is missing, and the newest commits may lie in it: this looks like a copy of the file "
+        "alone. Copy a live session with its backup, or together with its log."
     ]
 
 
