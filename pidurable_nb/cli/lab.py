@@ -53,7 +53,8 @@ def lab(folder: str, *, open_it: bool = True, options: list[str] | None = None) 
     if open_it and importlib.util.find_spec("jupyterlab") is None:
         raise NotebookError("JupyterLab is not installed: pip install 'pidurable_nb[lab]'")
     written, left = copy_tutorials(target)
-    print(f"{target}: {len(written)} tutorials copied" + (f", left as they are: {', '.join(left)}" if left else ""))
+    count = f"{len(written)} tutorial{'' if len(written) == 1 else 's'} copied"
+    print(f"{target}: {count}" + (f", left as they are: {', '.join(left)}" if left else ""))
     if not open_it:
         return 0
     start = target / QUICKSTART
