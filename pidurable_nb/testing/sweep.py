@@ -3,8 +3,8 @@
 A *scenario* is an async function of a ``Stage``, at the top of an importable module. It opens a session on
 ``stage.storage``, does its work in a way that may be done again (request ids), waits for the end, closes, and returns
 its *outcome* as JSON. A *point* is one commit and whether the process dies right before storage is asked for it or
-right after storage holds it. The sweep runs the scenario once to count its commits; then, for each point, one process runs it
-and is killed there with SIGKILL, another runs it to its end on the same files, and the two are judged together.
+right after storage holds it. The sweep runs the scenario once to count its commits; then, for each point, one process
+runs it and is killed there with SIGKILL, another runs it to its end on the same files, and the two are judged together.
 
 What always has to hold: the second process ends, with the same outcome; what is stored holds together
 (``check_stored``); every submission is settled and nothing is live; and the transcript is the uninterrupted one but for
