@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -441,6 +442,24 @@ def test_lab_says_where_it_cannot_write(tmp_path: Path) -> None:
     taken.touch()
     with pytest.raises(NotebookError, match="name another folder"):
         lab.copy_tutorials(taken)
+
+
+def test_the_tutorials_are_found_in_a_checkout_and_in_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[1]
+    assert lab.tutorials() == root / "notebooks"
+    assert (lab.tutorials() / lab.QUICKSTART).exists()
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included == {"notebooks": "pidurable_nb/_notebooks"}
+    monkeypatch.setattr(lab, "__file__", str(tmp_path / "pidurable_nb" / "cli" / "lab.py"))
+    with pytest.raises(NotebookError, match="not part of this installation"):
+        lab.tutorials()
+    packaged = tmp_path / "pidurable_nb" / "_notebooks"
+    packaged.mkdir(parents=True)
+    (packaged / lab.QUICKSTART).touch()
+    assert lab.tutorials() == packaged
 
 
 # -- doctor ----------------------------------------------------------------------------------------------------------
