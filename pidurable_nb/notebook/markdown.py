@@ -26,7 +26,8 @@ __all__ = ["safe_link", "to_html"]
 _ADDRESS = re.compile(r"(?:https?://|mailto:)[^\x00-\x20]+\Z", re.IGNORECASE)
 
 CODE_FONT = "var(--jp-code-font-family, ui-monospace, SFMono-Regular, Menlo, Consolas, monospace)"
-LINE = "var(--jp-border-color2, rgba(128,128,128,.35))"
+# Not a variable of the page: in a notebook that is not trusted yet JupyterLab drops every declaration that has one.
+LINE = "rgba(128,128,128,.35)"
 TINT = "rgba(128,128,128,.12)"
 """A shade that darkens a light page and lightens a dark one."""
 
