@@ -26,7 +26,7 @@ from ..agent.harness import Harness
 from ..agent.registry import Registry
 from ..agent.runs import next_run
 from ..agent.settings import Settings
-from ..agent.state import InboxState, LiveState, UsageState
+from ..agent.state import InboxState, LiveApproval, LiveState, UsageState
 from ..agent.tool import Tool, tool
 from ..errors import NotebookError, RegistryError, RequestIdReused, SessionClosed, Unanswered
 from ..messages import ContentBlock, TextBlock, Usage, UserMessage
@@ -616,6 +616,25 @@ class Chat:
             return await (await self.conversation.retry()).wait()
 
         self._bridge.run(go_on)
+
+    def approvals(self) -> tuple[LiveApproval, ...]:
+        """The calls that wait for a person; ``call`` is what ``approve`` and ``deny`` take."""
+        self._check_open()
+
+        async def read() -> tuple[LiveApproval, ...]:
+            return (await self.conversation.view()).live.approvals
+
+        return self._bridge.run(read)
+
+    def approve(self, call: str, *, arguments: dict[str, Any] | None = None) -> None:
+        """Allow a call, with other arguments where given. Raises ``DurableError`` when none of this id waits."""
+        self._check_open()
+        self._bridge.run(lambda: self.conversation.decide(call, approve=True, arguments=arguments))
+
+    def deny(self, call: str, *, note: str | None = None) -> None:
+        """Refuse a call; the model is told, with the note. Raises ``DurableError`` when none of this id waits."""
+        self._check_open()
+        self._bridge.run(lambda: self.conversation.decide(call, approve=False, note=note))
 
     # -- what it runs with -------------------------------------------------------------------------------------------
 

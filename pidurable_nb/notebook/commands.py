@@ -10,6 +10,7 @@ import argparse
 import difflib
 import glob
 import inspect
+import json
 import keyword
 import shlex
 from collections.abc import Callable
@@ -431,6 +432,56 @@ def _follow(shell: Any, options: argparse.Namespace) -> None:
 def _stop(shell: Any, options: argparse.Namespace) -> None:
     stopped = sessions.current().stop()
     print("stopped; what was said so far is kept" if stopped else "nothing was running")
+
+
+_CALL = ("call", {"nargs": "?", "help": "the call's id; may be left out when just one waits"})
+
+
+@command(
+    "approve",
+    "allow a tool call that waits for you",
+    "%durable approve call-1 --edit '{\"amount\": 5}'",
+    _CALL,
+    ("--edit", {"metavar": "JSON", "help": "other arguments for it, as a JSON object"}),
+)
+def _approve(shell: Any, options: argparse.Namespace) -> None:
+    chat = sessions.current()
+    call = _waiting_call(chat, options.call)
+    chat.approve(call, arguments=None if options.edit is None else _json_object(options.edit))
+    print(f"approved {call}; the run goes on")
+
+
+@command(
+    "deny",
+    "refuse a tool call that waits for you",
+    "%durable deny call-1 --note 'too expensive'",
+    _CALL,
+    ("--note", {"help": "what the model is told"}),
+)
+def _deny(shell: Any, options: argparse.Namespace) -> None:
+    chat = sessions.current()
+    call = _waiting_call(chat, options.call)
+    chat.deny(call, note=options.note)
+    print(f"denied {call}; the model is told")
+
+
+def _waiting_call(chat: sessions.Chat, call: str | None) -> str:
+    if call is not None:
+        return call
+    waiting = [item.call for item in chat.approvals()]
+    if len(waiting) == 1:
+        return waiting[0]
+    raise NotebookError(f"say which call: {', '.join(waiting)}" if waiting else "no call waits for you")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise NotebookError(f"--edit takes a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise NotebookError("--edit takes a JSON object of the call's arguments")
+    return value
 
 
 @command("wait", "wait until the conversation is idle", "%durable wait")

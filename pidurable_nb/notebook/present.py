@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..agent.harness import Inspection
-from ..agent.state import LiveState, LiveTool
+from ..agent.state import LiveApproval, LiveState, LiveTool
 from ..messages import AssistantMessage, ToolCall, ToolResultMessage
 from ..records import Attempt, Entry, Life, SubmissionRecord, TaskRecord, checkpoint_of_task, outcome_of_task
 from ..tasks import TaskGraph
@@ -32,6 +32,7 @@ from .view import (
     TranscriptView,
     clip,
     clock_time,
+    compact_arguments,
 )
 
 _CODES: dict[str, ToolStatus] = {
@@ -132,11 +133,20 @@ def _status(
         return "waiting", held
     if not running:
         return "queued", None
+    if live.approvals:
+        return "waiting", approval_words(live.approvals)
     if live.generation is not None and live.generation.retry is not None:
         return "retrying", None
     if live.generation is not None and live.generation.deferred is not None:
         return "deferred", None
     return "running", None
+
+
+def approval_words(approvals: Sequence[LiveApproval]) -> str:
+    """What a person is asked, and how to answer."""
+    calls = ", ".join(f"`{item.name}({compact_arguments(item.arguments, 80)})`" for item in approvals)
+    first = approvals[0].call
+    return f"for you, to allow {calls}: `%durable approve {first}` or `%durable deny {first}`"
 
 
 def _detail(record: SubmissionRecord, detail: JsonValue, error: str | None, poll_at: float | None) -> str | None:

@@ -1,0 +1,91 @@
+"""Approving and denying from cells (notebook.md, ``%durable approve|deny``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pidurable_nb import notebook, tool
+from pidurable_nb.errors import DurableError, NotebookError
+from pidurable_nb.messages import ToolCall
+from pidurable_nb.models import Reply, ScriptedModel
+from pidurable_nb.notebook import commands
+from pidurable_nb.notebook.chat import Chat, Turn
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Iterator[Chat]:
+    paid: list[int] = []
+
+    @tool(approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return f"paid {amount}"
+
+    notebook.install(pay)
+    call = Reply(tool_calls=[ToolCall(id="call-1", name="pay", arguments={"amount": 100})])
+    model = ScriptedModel([call, lambda request: f"so: {request.messages[-1].text}"], name="scripted:bank")
+    chat = notebook.open(tmp_path / "bank.sqlite", model=model, show=False)
+    chat.paid = paid  # type: ignore[attr-defined]
+    yield chat
+    chat.close()
+    notebook.registry.uninstall("notebook")
+
+
+def asked(chat: Chat) -> Turn:
+    """A turn that waits for a person: the waiting cell stops waiting and says so."""
+    turn = chat.submit("pay", show=False)
+    chat.wait_for_cell(turn)
+    assert turn.view.status == "waiting"
+    return turn
+
+
+def run(line: str) -> Any:
+    return commands.run_line(SimpleNamespace(user_ns={}), line)
+
+
+def test_a_waiting_cell_stops_and_says_what_is_asked_and_how_to_answer(chat: Chat) -> None:
+    reason = asked(chat).view.reason
+    assert reason is not None
+    assert "pay(amount=100)" in reason
+    assert "%durable approve call-1" in reason
+    assert [item.call for item in chat.approvals()] == ["call-1"]
+    chat.stop()
+
+
+def test_approve_lets_it_run(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    turn = asked(chat)
+    run("approve")
+    assert turn.result().text == "so: paid 100"
+    assert chat.paid == [100]  # type: ignore[attr-defined]
+    assert "approved call-1" in capsys.readouterr().out
+
+
+def test_approve_with_edited_arguments(chat: Chat) -> None:
+    turn = asked(chat)
+    run("""approve call-1 --edit '{"amount": 7}'""")
+    assert turn.result().text == "so: paid 7"
+
+
+def test_deny_tells_the_model_the_note(chat: Chat) -> None:
+    turn = asked(chat)
+    run("deny --note 'too expensive'")
+    assert "too expensive" in turn.result().text
+    assert chat.paid == []  # type: ignore[attr-defined]
+
+
+def test_errors_are_clear(chat: Chat) -> None:
+    with pytest.raises(NotebookError, match="no call waits for you"):
+        run("approve")
+    turn = asked(chat)
+    with pytest.raises(NotebookError, match="JSON object"):
+        run("approve --edit '[1]'")
+    with pytest.raises(DurableError, match="no call 'other' waits"):
+        run("deny other")
+    run("approve")
+    turn.result()
