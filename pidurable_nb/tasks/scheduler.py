@@ -783,8 +783,12 @@ def _where(invocation: _Invocation) -> str:
     """What an invocation is doing: its stack, or that it waits for threads that it started."""
     if invocation.run._threads:
         return f"{len(invocation.run._threads)} of its threads still run; ctx.cancelled tells them to stop"
-    frames = invocation.task.get_stack()
-    return "\n" + "".join(traceback.format_list(traceback.extract_stack(frames[-1]))) if frames else "it has no stack"
+    lines: list[str] = []
+    awaited: Any = invocation.task.get_coro()
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:  # a task's own stack shows the outermost only
+        lines.extend(traceback.format_list(traceback.StackSummary.extract([(frame, frame.f_lineno)])))
+        awaited = awaited.cr_await
+    return "\n" + "".join(lines)
 
 
 def _cut_off(record: TaskRecord) -> Faulted:
