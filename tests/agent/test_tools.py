@@ -1,0 +1,957 @@
+"""Tool calls (engine.md, section 12)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pidurable_nb import (
+    Block,
+    Extension,
+    Harness,
+    Replace,
+    Settings,
+    SqliteStorage,
+    Tool,
+    ToolContext,
+    ToolControl,
+    ToolHooks,
+    ToolResult,
+    UsageState,
+    tool,
+)
+from pidurable_nb.agent.output import OutputBuffer, clean
+from pidurable_nb.agent.state import Diagnostic
+from pidurable_nb.agent.tool import OutputLimits
+from pidurable_nb.errors import DurableError, InvocationEnded, RegistryError
+from pidurable_nb.messages import ImageBlock, TextBlock, ToolResultMessage, Usage
+from pidurable_nb.models import ScriptedModel
+from pidurable_nb.testing import KillSwitch
+
+from .support import Chat, bounded, call, calls, eventually, forever, kinds, live
+
+
+async def results(conversation: Any) -> list[ToolResultMessage]:
+    found = []
+    async for entry in conversation.entries(order="ascending"):
+        if entry.kind == "pi.tool-result":
+            found.append(entry.messages[0])
+    return found
+
+
+async def codes(conversation: Any) -> list[str | None]:
+    return [
+        entry.data.get("code")
+        async for entry in conversation.entries(order="ascending")
+        if entry.kind == "pi.tool-result"
+    ]
+
+
+async def one_call(chat: Chat, *tools: Any, arguments: dict[str, Any] | None = None) -> tuple[ToolResultMessage, Any]:
+    """Have the model call the first tool once; its result message, and the result entry's data."""
+    chat.model._steps = (calls(call(tools[0].name, arguments)), "done")
+    if tools:
+        chat.install(*tools)
+    async with chat.open() as (_, root):
+        settled = await (await root.submit("go")).wait()
+        assert settled.status == "done"
+        [message] = await results(root)
+        [data] = [e.data async for e in root.entries() if e.kind == "pi.tool-result"]
+        assert chat.model.requests[-1].messages[-1] == message
+        return message, data
+
+
+# -- definition --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_gives_name_description_and_schema() -> None:
+    @tool(replay="safe")
+    async def weather(city: str, units: str = "c", *, ctx: ToolContext) -> str:
+        """Current weather of a city."""
+        return city
+
+    declared = weather.declaration
+    assert (declared.name, declared.description) == ("weather", "Current weather of a city.")
+    assert declared.parameters == {
+        "additionalProperties": False,
+        "properties": {"city": {"type": "string"}, "units": {"type": "string", "default": "c"}},
+        "required": ["city"],
+        "type": "object",
+    }
+    assert weather.replay == "safe"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"replay": "maybe"}, {"execution": "sometimes"}, {"callers": "nobody"}, {"name": ""}, {"approval": "yes"}],
+)
+def test_options_that_make_no_sense_are_refused(options: Any) -> None:
+    with pytest.raises(RegistryError):
+        Tool(**({"name": "x", "execute": lambda: None} | options))
+
+
+def test_signatures_that_no_json_object_can_fill_are_refused() -> None:
+    with pytest.raises(RegistryError, match="by name"):
+
+        @tool
+        def stars(*args: int) -> None: ...
+
+
+# -- the pipeline ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ("text", "text"),
+        (None, ""),
+        ({"a": [1, 2.5, None]}, '{"a":[1,2.5,null]}'),
+        ([1, 2], "[1,2]"),
+        (True, "true"),
+        (TextBlock("one"), "one"),
+        ([TextBlock("one"), TextBlock("two")], "one\ntwo"),
+        (ToolResult("content"), "content"),
+        ("bell \x07 and \x1b[31mred\x1b[0m\r\nline", "bell  and red\nline"),
+        ("lone \ud800 surrogate", "lone ? surrogate"),
+    ],
+)
+@bounded
+async def test_whatever_a_tool_returns_becomes_text_for_the_model(returned: Any, text: str) -> None:
+    @tool
+    def answer() -> Any:
+        return returned
+
+    message, data = await one_call(Chat(), answer)
+    assert (message.text, message.is_error, data) == (text, False, {"diagnostics": []})
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (object(), "not JSON"),
+        (ToolResult("x", details=object()), "details"),
+        (ToolResult([1]), "validation error"),  # type: ignore[list-item]
+        (ToolResult("x", structured={1: 2, "y": float("nan")}), "structured"),
+    ],
+)
+@bounded
+async def test_what_cannot_be_stored_is_an_error_of_the_tool_and_the_run_goes_on(returned: Any, words: str) -> None:
+    @tool
+    async def answer() -> Any:
+        return returned
+
+    message, data = await one_call(Chat(), answer)
+    assert message.is_error
+    assert words in message.text
+    assert data["code"] == "tool_error"
+
+
+@bounded
+async def test_images_pass() -> None:
+    @tool
+    async def look() -> Any:
+        return [TextBlock("see"), ImageBlock("image/png", "aGk=")]
+
+    message, _ = await one_call(Chat(), look)
+    assert message.content == [TextBlock("see"), ImageBlock("image/png", "aGk=")]
+
+
+class Where(BaseModel):
+    city: str
+    days: int = 1
+
+
+@bounded
+async def test_arguments_are_validated_converted_and_handed_over() -> None:
+    seen: list[Any] = []
+
+    def forecast(where: Where) -> str:
+        seen.append(where)
+        return where.city
+
+    message, _ = await one_call(
+        Chat(), Tool("forecast", "", Where, execute=forecast), arguments={"city": "Paris", "days": "3"}
+    )
+    assert message.text == "Paris"
+    assert seen == [Where(city="Paris", days=3)]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"city": 1}, {"city": "x", "extra": 1}, {"city": "x", "days": "many"}])
+@bounded
+async def test_bad_arguments_are_told_to_the_model(arguments: Any) -> None:
+    ran: list[int] = []
+
+    @tool
+    def forecast(city: str, days: int = 1) -> str:
+        ran.append(1)
+        return city
+
+    message, data = await one_call(Chat(), forecast, arguments=arguments)
+    assert message.is_error
+    assert "Invalid arguments for forecast" in message.text
+    assert data["code"] == "invalid_arguments"
+    assert not ran
+
+
+@bounded
+async def test_arguments_can_be_repaired_before_validation() -> None:
+    @tool(prepare_arguments=lambda arguments: {"city": arguments.get("town")})
+    def forecast(city: str) -> str:
+        return city
+
+    message, _ = await one_call(Chat(), forecast, arguments={"town": "Paris"})
+    assert message.text == "Paris"
+
+
+@bounded
+async def test_a_hand_written_schema_asks_for_what_it_requires() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    message, data = await one_call(Chat(), Tool("raw", "", schema, execute=lambda arguments: arguments))
+    assert data["code"] == "invalid_arguments"
+    assert "missing: x" in message.text
+    message, _ = await one_call(
+        Chat(), Tool("raw", "", schema, execute=lambda arguments: arguments), arguments={"x": 1}
+    )
+    assert message.text == '{"x":1}'
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("error", [ValueError("no such city"), SystemExit(3), StopIteration("over"), KeyError()])
+@bounded
+async def test_a_raise_is_an_error_result_with_the_output_so_far(plain: bool, error: BaseException) -> None:
+    if plain:
+
+        @tool
+        def broken(ctx: ToolContext) -> None:
+            ctx.output("half way")
+            raise error
+    else:
+
+        @tool
+        async def broken(ctx: ToolContext) -> None:
+            await ctx.output("half way")
+            raise error
+
+    message, data = await one_call(Chat(), broken)
+    assert message.is_error
+    assert data["code"] == "tool_error"
+    assert "half way" in message.text
+    expected = "StopIteration" if isinstance(error, StopIteration) else type(error).__name__
+    assert expected in message.text
+
+
+@bounded
+async def test_a_tool_that_cancels_itself_is_an_error_of_the_tool() -> None:
+    @tool
+    async def odd() -> None:
+        task = asyncio.create_task(forever())
+        task.cancel()
+        await task
+
+    message, data = await one_call(Chat(), odd)
+    assert (message.text, data["code"]) == ("CancelledError", "tool_error")
+
+
+@bounded
+async def test_a_tool_that_was_not_offered_is_refused_without_a_task() -> None:
+    @tool
+    def known() -> str:
+        return "known"
+
+    chat = Chat(calls("unknown", "known"), "done")
+    chat.install(known)
+    async with chat.open() as (harness, root):
+        await (await root.submit("go")).wait()
+        assert await codes(root) == ["tool_unavailable", None]
+        assert [m.text for m in await results(root)] == ["There is no tool named 'unknown' here.", "known"]
+        assert [task.kind async for task in harness.tasks(kind="pi.tool")] == ["pi.tool"]
+
+
+@bounded
+async def test_a_tool_that_vanished_after_it_was_offered_is_unavailable() -> None:
+    @tool
+    def known() -> str:
+        return "known"
+
+    chat = Chat()
+
+    def answer(request: Any) -> Any:
+        if any(message.role == "tool_result" for message in request.messages):
+            return "done"
+        chat.registry.uninstall("gone")
+        return calls("known")
+
+    chat.model = chat.models = ScriptedModel(answer)
+    chat.install(known, name="gone")
+    async with chat.open() as (_, root):
+        await (await root.submit("go")).wait()
+        assert await codes(root) == ["tool_unavailable"]
+
+
+@bounded
+async def test_structured_results_are_validated_against_the_declared_type() -> None:
+    @tool(structured=Where)
+    def good() -> Any:
+        return {"city": "Paris", "days": "2"}
+
+    @tool(structured=Where)
+    def bad() -> Any:
+        return {"town": "Paris"}
+
+    message, _ = await one_call(Chat(), good)
+    assert message.text == '{"city":"Paris","days":2}'
+    message, data = await one_call(Chat(), bad)
+    assert data["code"] == "tool_error"
+    assert "city" in message.text
+
+
+@bounded
+async def test_diagnostics_are_shown_in_one_closing_block_and_stored() -> None:
+    @tool
+    async def remark(ctx: ToolContext) -> ToolResult:
+        ctx.diagnostic("from the context", severity="warn", code="c1")
+        return ToolResult("text", diagnostics=[Diagnostic("from the result")])
+
+    message, data = await one_call(Chat(), remark)
+    assert message.content[-1] == TextBlock(
+        "<diagnostics>\n[warn] from the context\n[info] from the result\n</diagnostics>"
+    )
+    assert data["diagnostics"] == [
+        {"message": "from the context", "severity": "warn", "code": "c1"},
+        {"message": "from the result", "severity": "info"},
+    ]
+
+
+@bounded
+async def test_details_are_for_user_interfaces_only_and_usage_is_counted() -> None:
+    @tool
+    async def work(ctx: ToolContext) -> ToolResult:
+        await ctx.details({"step": 1})
+        ctx.details({"step": 2})
+        return ToolResult("text", usage=Usage(input_tokens=5, cost=0.25))
+
+    chat = Chat(calls("work"), "done")
+    chat.install(work)
+    async with chat.open() as (harness, root):
+        await (await root.submit("go")).wait()
+        [message] = await results(root)
+        assert message.details == {"step": 2}
+        assert message.text == "text"
+        usage = await harness.snapshot(UsageState, root.id)
+        assert usage is not None
+        assert usage.tools == {"work": Usage(input_tokens=5, cost=0.25)}
+        assert (await harness.usage()).total.cost == 0.25
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+@bounded
+async def test_output_is_committed_when_it_is_awaited_and_becomes_the_result() -> None:
+    seen: list[str] = []
+
+    @tool
+    async def work(ctx: ToolContext) -> None:
+        for n in range(3):
+            await ctx.output(f"line {n}\n")
+            found = await ctx.snapshot(type(state), ctx.conversation_id)
+            seen.append(found.tools[0].output)
+        assert ctx.retained_output() == seen[-1]
+
+    chat = Chat(calls("work"), "done")
+    chat.install(work)
+    async with chat.open() as (harness, root):
+        state = await live(harness, root)
+        await (await root.submit("go")).wait()
+        assert seen == ["line 0\n", "line 0\nline 1\n", "line 0\nline 1\nline 2\n"]
+        assert [m.text for m in await results(root)] == [seen[-1]]
+
+
+@bounded
+async def test_output_without_await_is_committed_by_the_throttle_and_costs_few_commits() -> None:
+    @tool
+    async def chatty(ctx: ToolContext) -> None:
+        for n in range(2000):
+            ctx.output(f"{n} ")
+            if n % 100 == 0:
+                await asyncio.sleep(0.001)
+
+    chat = Chat(calls("chatty"), "done")
+    chat.install(chatty)
+    async with chat.open() as (harness, root):
+        before = harness.storage.last_seq
+        await (await root.submit("go")).wait()
+        assert harness.storage.last_seq - before < 25
+        [message] = await results(root)
+        assert message.text.split() == [str(n) for n in range(2000)]
+
+
+@pytest.mark.parametrize("keep", ["head", "tail"])
+@bounded
+async def test_output_is_bounded_and_says_so(keep: Any) -> None:
+    @tool(output_limits=OutputLimits(bytes=1000, lines=20, keep=keep))
+    async def long(ctx: ToolContext) -> None:
+        for n in range(100):
+            ctx.output(f"line {n}\n")
+
+    message, data = await one_call(Chat(), long)
+    lines = message.text.splitlines()
+    if keep == "head":
+        assert lines[:20] == [f"line {n}" for n in range(20)]
+    else:
+        assert lines[19] == "line 99"
+        assert "line 0" not in lines
+    assert data["diagnostics"][0]["code"] == "truncated"
+    assert data["diagnostics"][0]["severity"] == "warn"
+
+
+@bounded
+async def test_a_huge_returned_result_is_cut_for_the_model() -> None:
+    @tool
+    async def huge() -> Any:
+        return [TextBlock("é" * 30_000), TextBlock("b" * 60_000)]
+
+    message, data = await one_call(Chat(), huge)
+    assert len(message.text.encode()) < 52_000
+    assert data["diagnostics"][0]["code"] == "truncated"
+
+
+def test_cleaning_takes_control_characters_out_also_over_chunks() -> None:
+    assert clean("a\x1b]0;title\x07b\x1b[2Kc\x00\x7f\r\nd\re\tf") == "abc\nd\ne\tf"
+    text = "x\x1b[31mred\x1b[0m\r\ny\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\\r\nend"
+    for size in range(1, len(text)):
+        buffer = OutputBuffer(OutputLimits())
+        for start in range(0, len(text), size):
+            buffer.append(text[start : start + size])
+        assert buffer.text == clean(text), size
+
+
+def test_a_buffer_counts_what_it_drops() -> None:
+    for keep in ("head", "tail"):
+        buffer = OutputBuffer(OutputLimits(bytes=10, lines=100, keep=keep))  # type: ignore[arg-type]
+        for _ in range(10):
+            buffer.append("héllo")
+        assert len(buffer.text.encode()) <= 10
+        assert len(buffer.text) + buffer.dropped_chars == 50
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+@bounded
+async def test_a_plain_function_runs_in_a_thread_and_uses_its_context_from_there() -> None:
+    seen: dict[str, Any] = {}
+
+    @tool
+    def work(ctx: ToolContext) -> str:
+        seen["thread"] = threading.current_thread()
+        ctx.output("from a thread\n")
+        seen["memo"] = ctx.memo("key", {"n": 1})
+        seen["again"] = ctx.memo("key", {"n": 2})
+        seen["agent"] = ctx.agent().model
+        ctx.details({"d": 1})
+        seen["nested"] = ctx.call_tool("inner", {"n": 2}).text
+        seen["now"] = ctx.now()
+        return "done"
+
+    @tool
+    def inner(n: int) -> int:
+        return n * 21
+
+    chat = Chat(calls("work"), "done")
+    chat.install(work, inner)
+    async with chat.open() as (_, root):
+        await root.ask("go")
+        assert seen.pop("thread") is not threading.main_thread()
+        assert seen.pop("now") > 0
+        assert seen == {"memo": {"n": 1}, "again": {"n": 1}, "agent": "scripted:demo", "nested": "42"}
+        assert [m.details for m in await results(root)] == [{"d": 1}]
+
+
+@bounded
+async def test_a_plain_function_sees_that_it_is_cancelled_and_close_waits_for_it() -> None:
+    running, left = threading.Event(), threading.Event()
+
+    @tool
+    def work(ctx: ToolContext) -> str:
+        running.set()
+        while not ctx.cancelled:
+            time.sleep(0.002)
+        with pytest.raises(InvocationEnded):  # noqa: PT012
+            for _ in range(1000):
+                ctx.output("too late")
+                time.sleep(0.002)
+        left.set()
+        return "ignored"
+
+    chat = Chat(calls("work"), "done")
+    chat.install(work)
+    async with chat.open() as (_, root):
+        submission = await root.submit("go")
+        await eventually(running.is_set)
+        await root.abort()
+        assert left.is_set()
+        record = await submission.status()
+        assert (record.status, record.reason) == ("unanswered", "aborted")
+        assert await codes(root) == ["aborted"]
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+@pytest.mark.parametrize("stored", ["safe", "unsafe"])
+@pytest.mark.parametrize("present", ["safe", "unsafe"])
+@bounded
+async def test_a_call_runs_again_only_when_both_policies_say_safe(
+    tmp_path: Path, how: str, stored: Any, present: Any
+) -> None:
+    path = tmp_path / "s.sqlite"
+    asked: list[Any] = []
+    runs: list[Any] = []
+    started = asyncio.Event()
+
+    def define(replay: Any) -> Tool:
+        @tool(replay=replay)
+        async def effect(ctx: ToolContext, n: int) -> str:
+            runs.append((n, ctx.retained_output()))
+            await ctx.output("progress")
+            if len(runs) == 1:
+                started.set()
+                await forever()
+            return "complete"
+
+        return effect
+
+    def before(info: Any, _ctx: Any) -> Any:
+        asked.append(info.arguments)
+        return Replace({"n": info.arguments["n"] + 1})
+
+    chat = Chat(calls(call("effect", {"n": 1})), lambda request: "saw " + request.messages[-1].text, path=path)
+    chat.install(define(stored), name="effect", hooks=[ToolHooks(before_tool=before)])
+    switch = KillSwitch(await SqliteStorage.open(path))
+    first = await Harness.open(switch, models=chat.model, registry=chat.registry)
+    submission = await (await first.root()).submit("go")
+    await started.wait()
+    if how == "close":
+        await first.close()
+    else:
+        switch.kill()
+    chat.install(define(present), name="effect", hooks=[ToolHooks(before_tool=before)])
+    async with chat.open() as (harness, root):
+        found = await harness.submission(submission.id)
+        assert found is not None
+        assert (await found.wait()).status == "done"
+        [message] = await results(root)
+        assert asked == [{"n": 1}]
+        if stored == present == "safe":
+            assert runs == [(2, ""), (2, "")]
+            assert message.text == "complete"
+        else:
+            assert runs == [(2, "")]
+            assert message.is_error
+            assert "interrupted" in message.text
+            assert "progress" in message.text
+            assert await codes(root) == ["interrupted"]
+
+
+@bounded
+async def test_a_call_that_was_cut_off_before_its_intent_starts_over(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    entered = asyncio.Event()
+    looks: list[int] = []
+    runs: list[int] = []
+
+    async def before(_info: Any, _ctx: Any) -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            entered.set()
+            await forever()
+
+    @tool
+    def effect() -> str:
+        runs.append(1)
+        return "complete"
+
+    chat = Chat(calls("effect"), "done", path=path)
+    chat.install(effect, hooks=[ToolHooks(before_tool=before)])
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        await entered.wait()
+        await harness.close()
+    async with chat.open() as (harness, root):
+        found = await harness.submission(submission.id)
+        assert found is not None
+        await found.wait()
+        assert (len(looks), len(runs)) == (2, 1)
+        assert await codes(root) == [None]
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["parallel", "settings", "tool"])
+@bounded
+async def test_a_round_runs_in_parallel_unless_settings_or_a_tool_say_sequential(how: str) -> None:
+    running: list[str] = []
+    most: list[int] = []
+
+    async def work(name: str) -> str:
+        running.append(name)
+        most.append(len(running))
+        await asyncio.sleep(0.01)
+        running.remove(name)
+        return name
+
+    @tool(execution="sequential" if how == "tool" else "parallel")
+    async def a() -> str:
+        return await work("a")
+
+    @tool
+    async def b() -> str:
+        return await work("b")
+
+    chat = Chat(calls("a", "missing", "b"), "done")
+    chat.install(a, b)
+    chat.settings = Settings(tool_execution="sequential" if how == "settings" else "parallel")
+    async with chat.open() as (_, root):
+        await root.ask("go")
+        assert max(most) == (2 if how == "parallel" else 1)
+        read = [m for m in chat.model.requests[-1].messages if m.role == "tool_result"]
+        assert [m.call_id for m in read] == ["call-a", "call-missing", "call-b"]
+
+
+@bounded
+async def test_controls_add_tools_end_the_run_and_hand_off() -> None:
+    @tool(deferred=True)
+    def hidden() -> str:
+        return "found"
+
+    @tool
+    def reveal() -> ToolResult:
+        return ToolResult("revealed", control=ToolControl(add_tools=["hidden", "nonsense"]))
+
+    @tool
+    def stop() -> ToolResult:
+        return ToolResult("stopped", control=ToolControl(terminate=True))
+
+    @tool
+    def hand() -> ToolResult:
+        return ToolResult("handed", control=ToolControl(handoff="carry on from here"))
+
+    chat = Chat(calls("reveal"), calls("hidden", "stop"), calls("stop"), "fresh", calls("hand"), "new start")
+    chat.install(hidden, reveal, stop, hand)
+    async with chat.open() as (_, root):
+        settled = await (await root.submit("go")).wait()
+        assert settled.status == "done"
+        answer = await root.entry(settled.answer)  # type: ignore[arg-type]
+        assert answer is not None
+        assert [block.type for block in answer.messages[0].content] == ["tool_call"]  # type: ignore[union-attr]
+        offered = [sorted(t.name for t in request.tools) for request in chat.model.requests]
+        assert offered == [
+            ["hand", "reveal", "stop"],
+            ["hand", "hidden", "reveal", "stop"],
+            ["hand", "hidden", "reveal", "stop"],
+        ]
+        assert await codes(root) == [None] * 4
+        await root.ask("and now?")
+        record = await (await root.submit("hand over")).wait()
+        assert record.status == "done"
+        assert (await kinds(root))[-1] == "pi.reset"
+        await root.ask("go on")
+        assert [text for text in chat.asked() if not text.startswith("system")] == [
+            "user: carry on from here",
+            "user: go on",
+        ]
+
+
+# -- nested calls ------------------------------------------------------------------------------------------------------
+
+
+@bounded
+async def test_nested_calls_are_tasks_of_their_own_and_their_results_stay_out_of_the_transcript() -> None:
+    seen: list[Any] = []
+
+    @tool(callers="tools", structured=dict[str, int])
+    async def inner(ctx: ToolContext, n: int) -> ToolResult:
+        ctx.diagnostic("careful")
+        if n == 3:
+            raise ValueError("three is bad")
+        return ToolResult(f"inner {n}", structured={"n": n}, details={"d": n})
+
+    @tool
+    async def outer(ctx: ToolContext) -> str:
+        found = await asyncio.gather(*(ctx.call_tool("inner", {"n": n}) for n in (1, 2, 3)))
+        missing = await ctx.call_tool("missing")
+        bad = await ctx.call_tool("inner", {"x": 1})
+        seen.extend([*found, missing, bad])
+        return " | ".join(result.text.splitlines()[0] for result in found)
+
+    chat = Chat(calls("outer"), "done")
+    chat.install(inner, outer)
+    async with chat.open() as (harness, root):
+        await root.ask("go")
+        assert [t.name for t in chat.model.requests[0].tools] == ["outer"]
+        [message] = await results(root)
+        assert message.text == "inner 1 | inner 2 | ValueError: three is bad"
+        one, _, three, missing, bad = seen
+        assert (one.structured, one.details, one.is_error) == ({"n": 1}, {"d": 1}, False)
+        assert [d.message for d in one.diagnostics] == ["careful"]
+        assert (three.is_error, three.code) == (True, "tool_error")
+        assert (missing.is_error, missing.code) == (True, "tool_unavailable")
+        assert (bad.is_error, bad.code) == (True, "invalid_arguments")
+        tasks = await harness.tasks(kind="pi.tool").list()
+        assert len(tasks) == 6
+        assert {task.owner for task in tasks[1:]} == {tasks[0].id}
+        assert await kinds(root) == ["pi.user", "pi.system", "pi.assistant", "pi.tool-result", "pi.assistant"]
+
+
+@bounded
+async def test_a_caller_that_runs_again_finds_its_finished_nested_calls_by_key(tmp_path: Path) -> None:
+    ran: list[int] = []
+    outer_runs: list[int] = []
+    reached = asyncio.Event()
+
+    @tool
+    async def inner(n: int) -> str:
+        ran.append(n)
+        return f"inner {n}"
+
+    @tool(replay="safe")
+    async def outer(ctx: ToolContext) -> str:
+        outer_runs.append(1)
+        first = [(await ctx.call_tool("inner", {"n": n})).text for n in (1, 2)]
+        if len(outer_runs) == 1:
+            reached.set()
+            await forever()
+        third = (await ctx.call_tool("inner", {"n": 3}, key="third")).text
+        return ", ".join([*first, third])
+
+    chat = Chat(calls("outer"), "done", path=tmp_path / "s.sqlite")
+    chat.install(inner, outer)
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        await reached.wait()
+        await harness.close()
+    async with chat.open() as (harness, root):
+        found = await harness.submission(submission.id)
+        assert found is not None
+        await found.wait()
+        assert ran == [1, 2, 3]
+        assert [m.text for m in await results(root)] == ["inner 1, inner 2, inner 3"]
+
+
+@bounded
+async def test_a_tool_can_have_a_subagent() -> None:
+    @tool
+    async def delegate(ctx: ToolContext) -> str:
+        sub = await ctx.create_conversation()
+        return (await sub.ask("subquestion")).text
+
+    def answer(request: Any) -> Any:
+        text = request.messages[-1].text
+        if text == "subquestion":
+            return "sub-answer"
+        return calls("delegate") if text == "go" else f"so: {text}"
+
+    chat = Chat(answer)
+    chat.install(delegate)
+    async with chat.open() as (harness, root):
+        assert (await root.ask("go")).text == "so: sub-answer"
+        [owned] = await harness.conversations(owner_conversation=root.id).list()
+        assert owned.owner is not None
+        assert owned.owner.conversation == root.id
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+@bounded
+async def test_before_tool_chains_replacements_and_the_first_block_wins() -> None:
+    seen: list[Any] = []
+
+    @tool
+    def add(a: int, b: int = 0) -> int:
+        return a + b
+
+    def first(info: Any, ctx: Any) -> Any:
+        seen.append((info.name, info.id, dict(info.arguments), info.parent, ctx.conversation_id))
+        return Replace({"a": info.arguments["a"] + 10})
+
+    async def second(info: Any, _ctx: Any) -> Any:
+        seen.append(dict(info.arguments))
+        return Block("too much") if info.arguments["a"] > 100 else None
+
+    def third(_info: Any, _ctx: Any) -> Any:
+        seen.append("third")
+
+    chat = Chat(calls(call("add", {"a": 1}, "c1"), call("add", {"a": 100}, "c2")), "done")
+    chat.settings = Settings(tool_execution="sequential")
+    chat.install(add, hooks=[ToolHooks(before_tool=first)])
+    chat.registry.install(Extension("b", hooks=[ToolHooks(before_tool=second), ToolHooks(before_tool=third)]))
+    async with chat.open() as (_, root):
+        await root.ask("go")
+        assert [m.text for m in await results(root)] == ["11", "The call was blocked: too much"]
+        assert await codes(root) == [None, "blocked"]
+        assert seen == [
+            ("add", "c1", {"a": 1}, None, root.id),
+            {"a": 11},
+            "third",
+            ("add", "c2", {"a": 100}, None, root.id),
+            {"a": 110},
+        ]
+
+
+@bounded
+async def test_replaced_arguments_are_validated_again_and_a_raising_hook_blocks() -> None:
+    @tool
+    def add(a: int) -> int:
+        return a
+
+    def bad(info: Any, _ctx: Any) -> Any:
+        if info.arguments["a"] == 1:
+            return Replace({"a": "not a number"})
+        raise LookupError("hook broke")
+
+    chat = Chat(calls(call("add", {"a": 1}, "c1"), call("add", {"a": 2}, "c2")), "done")
+    chat.settings = Settings(tool_execution="sequential")
+    chat.install(add, name="ext", hooks=[ToolHooks(before_tool=bad)])
+    async with chat.open() as (_, root):
+        await root.ask("go")
+        assert await codes(root) == ["invalid_arguments", "blocked"]
+        assert "LookupError: hook broke" in (await results(root))[1].text
+        assert chat.reported() == [("extension_error", "before_tool")]
+        assert chat.reports[0].extension == "ext"
+
+
+@bounded
+async def test_after_tool_chains_replacements_and_a_raise_is_reported() -> None:
+    @tool
+    def work() -> str:
+        return "raw"
+
+    def shout(_info: Any, result: Any, _ctx: Any) -> Any:
+        return ToolResult(result.text.upper())
+
+    def broken(_info: Any, _result: Any, _ctx: Any) -> Any:
+        raise LookupError
+
+    def unstorable(_info: Any, _result: Any, _ctx: Any) -> Any:
+        return ToolResult("lost", details=object())
+
+    async def more(_info: Any, result: Any, _ctx: Any) -> Any:
+        return result.text + "!"
+
+    chat = Chat(calls("work"), "done")
+    chat.install(work, hooks=[ToolHooks(after_tool=hook) for hook in (shout, broken, unstorable, more)])
+    async with chat.open() as (_, root):
+        await root.ask("go")
+        assert [m.text for m in await results(root)] == ["RAW!"]
+        assert chat.reported() == [("extension_error", "after_tool")] * 2
+
+
+@bounded
+async def test_on_abort_may_replace_the_aborted_result_and_a_raise_is_reported() -> None:
+    entered = asyncio.Event()
+
+    @tool
+    async def work(ctx: ToolContext) -> str:
+        await ctx.output("so far")
+        entered.set()
+        await forever()
+        return "never"
+
+    def broken(_info: Any, _result: Any, _ctx: Any) -> Any:
+        raise LookupError
+
+    def replace(_info: Any, result: Any, _ctx: Any) -> Any:
+        return ToolResult(f"[{result.text}]", is_error=True)
+
+    chat = Chat(calls("work"), "done")
+    chat.install(work, hooks=[ToolHooks(on_abort=broken), ToolHooks(on_abort=replace)])
+    async with chat.open() as (_, root):
+        await root.submit("go")
+        await entered.wait()
+        await root.abort()
+        [message] = await results(root)
+        assert message.text == "[The call was aborted.\nOutput so far:\nso far]"
+        assert await codes(root) == ["aborted"]
+        assert chat.reported() == [("extension_error", "on_abort")]
+
+
+@bounded
+async def test_aborting_one_call_lets_the_run_go_on() -> None:
+    entered = asyncio.Event()
+
+    @tool
+    async def work() -> None:
+        entered.set()
+        await forever()
+
+    chat = Chat(calls("work"), "went on")
+    chat.install(work)
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        await entered.wait()
+        [task] = await harness.tasks(kind="pi.tool").list()
+        assert await harness.abort_task(task.id) == "marked"
+        assert (await submission.wait()).status == "done"
+        assert await codes(root) == ["aborted"]
+        assert await harness.abort_task(task.id) == "terminal"
+
+
+@bounded
+async def test_everything_a_call_has_ends_with_it() -> None:
+    kept: list[ToolContext] = []
+
+    @tool
+    async def work(ctx: ToolContext) -> str:
+        kept.append(ctx)
+        return "done"
+
+    chat = Chat(calls("work"), "done")
+    chat.install(work)
+    async with chat.open() as (_, root):
+        await root.ask("go")
+        [ctx] = kept
+        for use in (lambda: ctx.output("x"), lambda: ctx.details(1), lambda: ctx.diagnostic("x"), ctx.commit):
+            with pytest.raises(InvocationEnded):
+                use()
+        for wait in (ctx.memo("x"), ctx.agent(), ctx.call_tool("work"), ctx.create_conversation()):
+            with pytest.raises(DurableError):
+                await wait
+
+
+@bounded
+async def test_a_tool_for_the_kernels_thread_needs_a_kernel() -> None:
+    @tool(in_kernel=True)
+    def work() -> str:
+        return "in the kernel"
+
+    message, data = await one_call(Chat(), work)
+    assert data["code"] == "tool_error"
+    assert "no kernel" in message.text
+
+
+def test_the_engine_imports_neither_ipython_nor_ipywidgets() -> None:
+    import subprocess
+
+    code = (
+        "import sys, pidurable_nb\n"
+        "from pidurable_nb import *\n"
+        "from pidurable_nb.agent import harness\n"
+        "bad = [name for name in sys.modules if name.split('.')[0] in ('IPython', 'ipywidgets', 'jupyter_client')]\n"
+        "sys.exit(repr(bad) if bad else 0)"
+    )
+    names = "from pidurable_nb import Harness, Session, Tool, ToolContext, Registry, SqliteStorage, Task, Settings"
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("from pidurable_nb import *", names)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
