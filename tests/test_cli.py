@@ -255,6 +255,39 @@ def test_run_waits_for_code_that_is_missing_and_runs_with_it(tmp_path: Path) -> 
     assert ended.stdout.splitlines()[-1] == "idle"
 
 
+def test_run_ends_where_a_person_must_decide(tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(
+        "from pidurable_nb import Extension, tool\n"
+        "from pidurable_nb.cli.actor import SCRIPT\n"
+        "from pidurable_nb.messages import ToolCall\n"
+        "from pidurable_nb.models import Reply, ScriptedModel, default_models\n"
+        "@tool(approval=True)\n"
+        "async def launch() -> str:\n"
+        "    return 'launched'\n"
+        "call = Reply(tool_calls=[ToolCall(id='call-1', name='launch', arguments={})])\n"
+        "default_models.register(ScriptedModel([call], by='transcript', name=SCRIPT))\n"
+        "extension = Extension('asking', tools=[launch])\n"
+    )
+    path = tmp_path / "asks.sqlite"
+    ask = (
+        "import asyncio, asking\n"
+        "from pidurable_nb import AgentChange, Harness, Registry\n"
+        "from pidurable_nb.cli.actor import SCRIPT\n"
+        "from pidurable_nb.models import default_models\n"
+        "async def main():\n"
+        "    registry = Registry()\n"
+        "    registry.install(asking.extension)\n"
+        f"    async with Harness.open({str(path)!r}, models=default_models, registry=registry) as harness:\n"
+        "        root = await harness.root(agent=AgentChange(model=SCRIPT))\n"
+        "        await root.submit('Go.')\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", ask], check=True, timeout=TIMEOUT, cwd=tmp_path)
+    ended = call("run", str(path), "--install", "asking:extension", cwd=tmp_path)
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    assert "waits for a person: may launch run? (call call-1, conversation 1)" in ended.stdout
+
+
 def test_run_tells_who_has_the_session(tmp_path: Path) -> None:
     path = tmp_path / "held.sqlite"
     actor = Actor(path)

@@ -18,6 +18,7 @@ from ..agent.extension import Extension
 from ..agent.harness import Harness, TaskBlocked
 from ..agent.registry import Registry
 from ..agent.settings import Settings
+from ..agent.state import LiveState
 from ..agent.tool import Tool
 from ..errors import DurableError, RegistryError, StorageError
 from ..models import default_models
@@ -96,6 +97,12 @@ async def _run(terminal: Terminal, path: str, registry: Registry, settings: Sett
         for task in left.tasks:
             why = task.state.reason if isinstance(task.state, TaskBlocked) else task.state.kind
             terminal.line(f"waits: task {task.record.id} ({task.record.kind}) is {why}")
+        for conversation in sorted({task.record.conversation_id for task in left.tasks}):
+            live = await harness.snapshot(LiveState, conversation)
+            for call in live.approvals if live is not None else ():
+                terminal.line(
+                    f"waits for a person: may {call.name} run? (call {call.call}, conversation {conversation})"
+                )
         return WAITS
 
 
