@@ -719,10 +719,9 @@ class Chat:
         self._check_open()
 
         async def read() -> TranscriptView:
-            newest = await self.conversation.entries().list(None if count is None else count + 1)
-            earlier = max(0, len(newest) - count) if count is not None else 0
-            shown = newest if count is None else newest[:count]
-            return transcript_view(list(reversed(shown)), conversation=self.conversation.id, earlier=earlier)
+            entries = await self.conversation.entries(order="ascending").list()
+            earlier = 0 if count is None else max(0, len(entries) - count)
+            return transcript_view(entries[earlier:], conversation=self.conversation.id, earlier=earlier)
 
         return self._bridge.run(read)
 

@@ -276,7 +276,7 @@ def _stops_waiting(view: AnswerView, to: str | None) -> str:
     elif view.status == "deferred":
         why = "the provider answers later"
     else:
-        why = f"the session waits: {view.problem or 'a person must decide'}"
+        why = f"it waits {view.problem or 'for a person'}"
     then = f"to bind {to} once the answer is there" if to is not None else "to see the answer"
     return f"the cell stops waiting, and the turn goes on: {why}. Run the cell again {then}; nothing is asked twice."
 
