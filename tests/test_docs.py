@@ -112,6 +112,18 @@ def test_the_phases_it_draws_are_the_generation_s() -> None:
     assert drawn <= {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in vars(GenerationTask)}
 
 
+def test_the_phases_it_tells_of_are_all_there_are() -> None:
+    from pidurable_nb.agent.generation import GenerationTask
+    from pidurable_nb.agent.toolrun import ToolTask
+    from pidurable_nb.tasks import Phase
+
+    drawn = re.findall(r"--> ([a-z]+)", blocks(ARCHITECTURE, "mermaid")[2])
+    told = {*drawn, *re.findall(r"`([a-z]+)`", ARCHITECTURE)}
+    for task in (GenerationTask, ToolTask):
+        phases = {name for name, value in vars(task).items() if isinstance(value, type) and issubclass(value, Phase)}
+        assert {name.lower() for name in phases} <= told
+
+
 def test_the_states_it_draws_are_the_records() -> None:
     from typing import get_args
 
