@@ -316,6 +316,7 @@ class Harness(TaskSession):
         return self.registry.snapshot().task_with_extension(kind)
 
     async def _agent(self, conversation: int) -> Agent:
+        self._check_line()
         state = await self._committed_document(Address(AgentState.spec_.kind, conversation))
         settings = self._settings()
         snapshot = self.registry.snapshot()

@@ -617,6 +617,7 @@ class Session:
         return Page(items, items[-1].id if items and len(items) >= limit else None)
 
     async def _context_at(self, conversation: int, at: int | None) -> ContextView:
+        self._check_line()
         context = await self._context(conversation)
         if at is None:
             return context.view()
@@ -754,12 +755,15 @@ class Session:
                 "use the transaction's own methods inside the block, or call this after it"
             )
 
-    def _check_alive(self) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise SessionForked(
                 f"the session on {self.storage.name} belongs to process {self._pid}: a forked child must open its own, "
                 "after the parent has closed it"
             )
+
+    def _check_alive(self) -> None:
+        self._check_process()
         if self._failure is not None:
             raise self._failed_error()
         if self.end is not None:
@@ -837,6 +841,7 @@ class Session:
         ``SessionFailed`` when the storage fails while it closes; a session that had failed before closes quietly.
         """
         self._check_line()
+        self._check_process()
         failed_before = self._failure is not None
         if self._closing is None and self.end is None:
             self._closing = self._loop.create_task(self._finish())

@@ -128,7 +128,7 @@ async def _scheduler_problems(session: TaskSession, stored: Stored) -> list[str]
     problems: list[str] = []
     await eventually(ended)
     try:
-        session._core.validate()
+        session.validate()
     except AssertionError as error:
         problems.append(f"the scheduler: {error}")
     for id in session._invocations:
