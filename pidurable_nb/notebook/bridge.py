@@ -306,9 +306,7 @@ class Bridge:
                 self._current = interrupted if interrupted is not None and not interrupted.future.done() else None
 
     def _wait_turning(self, loop: asyncio.BaseEventLoop, done: concurrent.futures.Future[Any], *, main: bool) -> None:
-        import nest_asyncio2
-
-        nest_asyncio2.apply(loop)
+        _make_reentrant(loop)
         if main:
             self._main_loop = weakref.ref(loop)
         arrived = loop.create_future()
@@ -656,6 +654,29 @@ class _interruptible:
 
 def _ended() -> NotebookError:
     return NotebookError("This kernel is shutting down; go on in its next life.")
+
+
+def _make_reentrant(loop: asyncio.BaseEventLoop) -> None:
+    """Let the loop be run again from inside of itself.
+
+    nest_asyncio2 also makes every thread that asks for a loop get a new one, which nobody closes: aiosqlite asks on its
+    worker thread, and would leave three open files behind for each storage that closes. That part is taken back.
+    """
+    import nest_asyncio2
+
+    policy = type(asyncio.get_event_loop_policy())
+    before = policy.get_event_loop
+    nest_asyncio2.apply(loop, run_close_loop=True)
+    nested = policy.get_event_loop
+    elsewhere = getattr(before, "_elsewhere", before)
+
+    def get_event_loop(self: asyncio.AbstractEventLoopPolicy) -> asyncio.AbstractEventLoop:
+        main = threading.current_thread() is threading.main_thread()
+        found: asyncio.AbstractEventLoop = (nested if main else elsewhere)(self)
+        return found
+
+    get_event_loop._elsewhere = elsewhere  # type: ignore[attr-defined]  # what was there before the first call
+    policy.get_event_loop = get_event_loop  # type: ignore[method-assign]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
