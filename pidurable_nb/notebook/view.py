@@ -137,6 +137,15 @@ def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+class _View(Value):
+    """What shows itself: every view is its own display."""
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from .render import mimebundle  # the layer above, which knows how each view looks
+
+        return mimebundle(self)  # type: ignore[arg-type]
+
+
 # -- the parts of an answer ----------------------------------------------------------------------------------------
 
 PartState: TypeAlias = Literal["streaming", "done", "aborted", "error"]
@@ -291,7 +300,7 @@ _REASONS = {
 }
 
 
-class AnswerView(Value):
+class AnswerView(_View):
     """One submission and its answer, at one moment (notebook.md, "Live widgets", 1).
 
     ``reason`` is the stored reason of an ``unanswered`` submission or of a ``waiting`` one, in the engine's word or in
@@ -466,7 +475,7 @@ class RecoveryRow(Value):
     level: NoticeLevel = "info"
 
 
-class RecoveryView(Value):
+class RecoveryView(_View):
     """What ``open`` found (notebook.md, "Live widgets", 5).
 
     ``previous`` is how the last owner ended; the ``previous_*`` fields say who it was, where that is known.
@@ -532,7 +541,7 @@ def _capital(text: str) -> str:
 # -- small cards ---------------------------------------------------------------------------------------------------
 
 
-class ErrorView(Value):
+class ErrorView(_View):
     """A failure of a magic: what happened (``message``), what to do (``remedy``), and more for who wants it."""
 
     message: str
@@ -552,7 +561,7 @@ class StatusRow(Value):
     tone: Tone = "muted"
 
 
-class StatusView(Value):
+class StatusView(_View):
     """What ``%durable status`` says of one session: its state as a badge, then facts in order."""
 
     title: str
@@ -617,7 +626,7 @@ class TaskRow(Value):
         return f"since {clock_time(self.started_at)}"
 
 
-class TasksView(Value):
+class TasksView(_View):
     """What ``%durable tasks`` lists, owners before what they own. ``hidden`` is how many more there are."""
 
     rows: tuple[TaskRow, ...] = ()
@@ -660,7 +669,7 @@ class TranscriptEntry(Value):
         return (*facts, *self.markers)
 
 
-class TranscriptView(Value):
+class TranscriptView(_View):
     """What ``%durable history`` shows, oldest first. ``earlier`` is how many entries come before the first."""
 
     entries: tuple[TranscriptEntry, ...] = ()
