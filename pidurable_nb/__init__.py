@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         Task as Task,
         TaskRun as TaskRun,
         Wake as Wake,
+        workflow as workflow,
     )
 
 _HOME = {
@@ -133,6 +134,7 @@ _HOME = {
     "run_end_task": "agent.extension",
     "section": "agent.extension",
     "tool": "agent.tool",
+    "workflow": "tasks",
     "wrap_section": "agent.extension",
     "wrap_tool": "agent.extension",
 }

@@ -10,10 +10,12 @@ from .graph import TaskGraph, TaskNode
 from .runtime import TaskRun, TaskTx
 from .scheduler import TaskSession, Wake
 from .signals import Received
+from .workflow import StepFailed, WorkflowRun, workflow
 
 __all__ = [
     "Phase",
     "Received",
+    "StepFailed",
     "StoredTask",
     "Task",
     "TaskGraph",
@@ -22,4 +24,6 @@ __all__ = [
     "TaskSession",
     "TaskTx",
     "Wake",
+    "WorkflowRun",
+    "workflow",
 ]

@@ -92,7 +92,7 @@ class Task(Generic[I, R]):
         for value in cls.__dict__.values():
             if isinstance(value, type) and issubclass(value, Phase):
                 cls.phases[value.phase_name()] = value
-        for base in getattr(cls, "__orig_bases__", ()):
+        for base in cls.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is Task:
                 input_type, result_type = get_args(base)
                 if not isinstance(input_type, TypeVar):
@@ -129,19 +129,19 @@ class Task(Generic[I, R]):
     @classmethod
     def dump_input(cls, input: Any) -> JsonValue:
         """The stored form of an input, validated first. Raises pydantic's error when it does not fit."""
-        adapter = _adapter(cls.input_type)
-        return check_json(adapter.dump_python(adapter.validate_python(input), mode="json"), f"the input of {cls.name}")
+        known = adapter(cls.input_type)
+        return check_json(known.dump_python(known.validate_python(input), mode="json"), f"the input of {cls.name}")
 
     @classmethod
     def load_input(cls, stored: JsonValue) -> Any:
         """An input from its stored form."""
-        return _adapter(cls.input_type).validate_python(stored)
+        return adapter(cls.input_type).validate_python(stored)
 
     @classmethod
     def dump_result(cls, result: Any) -> JsonValue:
         """The stored form of a result, validated first. Raises pydantic's error when it does not fit."""
-        adapter = _adapter(cls.result_type)
-        value = adapter.dump_python(adapter.validate_python(result), mode="json")
+        known = adapter(cls.result_type)
+        value = known.dump_python(known.validate_python(result), mode="json")
         return check_json(value, f"the result of {cls.name}")
 
     @classmethod
@@ -176,7 +176,8 @@ def _make_adapter(type: Any) -> TypeAdapter[Any]:
         return TypeAdapter(type)
 
 
-def _adapter(type: Any) -> TypeAdapter[Any]:
+def adapter(type: Any) -> TypeAdapter[Any]:
+    """pydantic's adapter of a type, made once."""
     try:
         return _cached_adapter(type)
     except TypeError:  # an unhashable annotation

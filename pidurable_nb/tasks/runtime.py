@@ -86,6 +86,14 @@ class TaskTx(Tx):
         until = None if timeout is None else self._session.clock() + float(timeout)
         self._change("wait", Waiting(checkpoint=self._checkpoint(phase), on=(), signal=name, until=until))
 
+    def _suspend(self, on: Sequence[TaskId], then: Phase, until: float | None, signal: str | None) -> None:
+        """What a workflow waits for, all at once: tasks, a signal, an instant."""
+        checkpoint = self._checkpoint(then)
+        if on or signal is not None or until is None:
+            self._change("wait", Waiting(checkpoint=checkpoint, on=tuple(on), signal=signal, until=until))
+        else:
+            self._change("sleep", Sleeping(checkpoint=checkpoint, until=until))
+
     def _has_kept_signals(self, task: int) -> bool:
         address = address_of(Kept, task, None)
         return address in self._drafts or address in self._session._sealed.task_documents.get(task, ())
@@ -390,6 +398,7 @@ class TaskRun(Generic[I, R]):
     async def entry(self, id: int) -> Entry | None:
         """An entry of any conversation."""
         self._check_active()
+        self._session._check_line()
         return await self._session._read(self._session.storage.entry(id))
 
     async def context(self, conversation: int | None = None, *, at: EntryId | None = None) -> ContextView:

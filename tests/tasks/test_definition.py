@@ -165,6 +165,11 @@ def test_a_subclass_inherits_phases_and_may_replace_them() -> None:
             n: int = 2
 
     assert Derived.input_type is int
+
+    class Renamed(Pay, name="t.renamed"):
+        input_type = str
+
+    assert Renamed.input_type is str
     assert Derived.initial_checkpoint(3) == {"phase": "run", "n": 2}
     assert list(Derived.phases) == ["run", "end"]
     assert Base.phases["run"] is Base.Run
