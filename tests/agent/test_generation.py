@@ -1,0 +1,701 @@
+"""A turn: preparation, request, partials, retry, deferral, the end of a response (engine.md, section 11)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pidurable_nb import (
+    Continue,
+    GenerationHooks,
+    Harness,
+    LiveState,
+    Phase,
+    ProgressPolicy,
+    RequestOptions,
+    RetryPolicy,
+    Settings,
+    SqliteStorage,
+    Task,
+    TaskRun,
+    run_end_task,
+    tool,
+)
+from pidurable_nb.agent.generation import GenerationTask
+from pidurable_nb.errors import StorageError
+from pidurable_nb.messages import AssistantMessage, TextBlock, ThinkingBlock, Usage, UserMessage
+from pidurable_nb.models import Finish, Hang, ModelRequest, Reply, ScriptedModel, TextDelta, ThinkingDelta
+from pidurable_nb.records import Pending, Running, checkpoint_of_task
+from pidurable_nb.storage import PutTask
+from pidurable_nb.testing import KillSwitch, ManualClock
+
+from .support import Chat, GatedStorage, bounded, calls, eventually, forever, kinds, live
+
+
+class Streaming:
+    """A model whose deltas a test hands over one by one; ``None`` ends the stream."""
+
+    id = "fake:streaming"
+    context_window = 100_000
+    max_output_tokens = 1000
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.requests: list[ModelRequest] = []
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Any]:
+        self.requests.append(request)
+        while (event := await self.events.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    def give(self, *events: Any) -> None:
+        for event in events:
+            self.events.put_nowait(event)
+
+    def finish(self, text: str, **fields: Any) -> None:
+        self.give(Finish(AssistantMessage([TextBlock(text)], **fields)))
+
+
+def streaming(**options: Any) -> tuple[Chat, Streaming]:
+    chat = Chat(**options)
+    model = Streaming()
+    chat.models = model
+    return chat, model
+
+
+async def message_of(conversation: Any, index: int = -1) -> AssistantMessage:
+    entries = await conversation.entries(order="ascending").list()
+    message = [entry for entry in entries if entry.kind == "pi.assistant"][index].messages[0]
+    assert isinstance(message, AssistantMessage)
+    return message
+
+
+async def partial(harness: Any, conversation: Any) -> str | None:
+    generation = (await live(harness, conversation)).generation
+    return None if generation is None or generation.message is None else generation.message.text
+
+
+# -- preparation -------------------------------------------------------------------------------------------------------
+
+
+@bounded
+async def test_without_a_model_or_with_an_unknown_one_the_run_ends_no_model() -> None:
+    chat = Chat()
+    chat.models = ()
+    async with chat.open() as (harness, root):
+        record = await (await root.submit("hi")).wait()
+        assert (record.status, record.reason) == ("unanswered", "no_model")
+        assert "configure(model" in record.detail["message"]
+        await root.configure(model="scripted:unknown")
+        record = await (await root.submit("hi")).wait()
+        assert record.reason == "no_model"
+        assert "scripted:unknown" in record.detail["message"]
+        state = await live(harness, root)
+        assert state.run_failure is not None
+        assert state.run_failure.reason == "no_model"
+
+
+@bounded
+async def test_the_checkpoint_pins_the_request_and_its_start_is_exact() -> None:
+    clock = ManualClock(5.0)
+    chat = Chat(Hang(), clock=clock)
+    chat.settings = Settings(thinking="high", request=RequestOptions(timeout=3.0, metadata={"k": 1}))
+    async with chat.open() as (harness, root):
+        await root.submit("hi")
+        await eventually(lambda: len(chat.model.requests) == 1)
+        [task] = await harness.tasks(kind="pi.generation").list()
+        checkpoint = checkpoint_of_task(task)
+        assert checkpoint is not None
+        assert checkpoint == {
+            "phase": "request",
+            "attempt": 1,
+            "model": "scripted:demo",
+            "thinking": "high",
+            "options": {
+                "timeout": 3.0,
+                "headers": {},
+                "metadata": {"k": 1},
+                "cache": "default",
+                "deferred": False,
+            },
+            "cutoff": checkpoint["cutoff"],
+        }
+        generation = (await live(harness, root)).generation
+        assert generation is not None
+        assert (generation.attempt, generation.model, generation.started_at) == (1, "scripted:demo", 5.0)
+        assert GenerationTask.initial_checkpoint(None) == {"phase": "prepare", "attempt": 1}
+        await root.abort()
+
+
+@bounded
+async def test_what_comes_after_the_cutoff_is_not_in_the_request_that_is_sent_again(tmp_path: Path) -> None:
+    chat = Chat(Hang(), "answer", path=tmp_path / "s.sqlite")
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: len(chat.model.requests) == 1)
+        async with root.commit() as tx:  # as a host may do at any time
+            await tx.append_entry("app.late", messages=[UserMessage([TextBlock("late")])])
+        await harness.close()
+    async with chat.open() as (harness, root):
+        found = await harness.submission(submission.id)
+        assert found is not None
+        await found.wait()
+        assert chat.model.requests[0].messages == chat.model.requests[1].messages
+        assert chat.model.requests[0].session_id == chat.model.requests[1].session_id is not None
+
+
+# -- the stream --------------------------------------------------------------------------------------------------------
+
+
+@bounded
+async def test_the_first_delta_commits_at_once_and_later_ones_at_the_interval() -> None:
+    chat, model = streaming()
+    chat.settings = Settings(progress=ProgressPolicy(partial_interval=0.05))
+    async with chat.open() as (harness, root), root.watch() as watch:
+        submission = await root.submit("hi")
+        model.give(ThinkingDelta("hm"), TextDelta("a"))
+        await eventually(lambda: partial(harness, root))
+        before = harness.storage.last_seq
+        for n in range(200):
+            model.give(TextDelta(f" {n}"))
+            await asyncio.sleep(0.001)
+        commits = harness.storage.last_seq - before
+        assert 2 <= commits <= 20
+        model.finish("final")
+        await submission.wait()
+        seen = []
+        while watch._frames:
+            generation = (await anext(watch)).value.live.generation
+            if generation is not None and generation.message is not None:
+                seen.append(generation.message)
+        assert seen[0].content[0] == ThinkingBlock("hm")
+        texts = [message.text for message in seen]
+        assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+        message = await message_of(root)
+        assert (message.text, message.stop_reason, message.model) == ("final", "stop", "fake:streaming")
+
+
+@bounded
+async def test_a_stream_that_raises_or_ends_early_is_stored_as_an_error() -> None:
+    chat, model = streaming()
+    chat.settings = Settings(retry=RetryPolicy(enabled=False))
+    async with chat.open() as (harness, root):
+        for end, words in ((LookupError("cut"), "LookupError: cut"), (None, "ended before the answer was finished")):
+            submission = await root.submit("hi")
+            model.give(TextDelta("half an answer"), end)
+            record = await submission.wait()
+            assert record.reason == "model_error"
+            assert words in record.detail["message"]
+            message = await message_of(root)
+            assert (message.text, message.stop_reason) == ("half an answer", "error")
+            assert words in (message.error or "")
+        assert await kinds(root) == ["pi.user", "pi.assistant"] * 2  # the partial is not kept twice
+        assert (await live(harness, root)).generation is None
+
+
+@bounded
+async def test_a_bare_iterator_is_a_stream_too() -> None:
+    class Bare:
+        id = "fake:bare"
+        context_window = max_output_tokens = 1000
+
+        def stream(self, request: Any) -> Any:
+            return self
+
+        def __aiter__(self) -> Any:
+            return self
+
+        async def __anext__(self) -> Any:
+            return Finish(AssistantMessage([TextBlock("bare")]))
+
+    chat = Chat()
+    chat.models = Bare()
+    async with chat.open() as (_, root):
+        assert (await root.ask("hi")).text == "bare"
+
+
+@bounded
+async def test_close_commits_what_has_arrived_before_it_stops_the_stream(tmp_path: Path) -> None:
+    chat, model = streaming(path=tmp_path / "s.sqlite")
+    chat.settings = Settings(progress=ProgressPolicy(partial_interval=60))
+    async with chat.open() as (harness, root):
+        await root.submit("hi")
+        model.give(TextDelta("first"))
+        await eventually(lambda: partial(harness, root))
+        model.give(TextDelta(" second"), TextDelta(" third"))
+        await eventually(model.events.empty)
+        await asyncio.sleep(0)
+        await harness.close()
+    async with chat.open() as (harness, root):
+        assert await partial(harness, root) == "first second third"
+        model.finish("answer")
+        await root.wait_for_idle()
+        assert [m.text for m in [await message_of(root, 0), await message_of(root, 1)]] == [
+            "first second third",
+            "answer",
+        ]
+        assert (await message_of(root, 0)).stop_reason == "aborted"
+
+
+@bounded
+async def test_a_crash_keeps_the_committed_partial_and_asks_exactly_once_more(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    chat, model = streaming(path=path)
+    switch = KillSwitch(await SqliteStorage.open(path))
+    harness = await Harness.open(switch, models=model)
+    root = await harness.root()
+    submission = await root.submit("hi", request_id="r")
+    model.give(TextDelta("seen by somebody"))
+    await eventually(lambda: partial(harness, root))
+    switch.kill()
+    before = len(model.requests)
+    chat.models = model = Streaming()  # the dead session's stream still listens to the other
+    async with chat.open() as (again, root):
+        state = await live(again, root)
+        assert state.generation is not None
+        assert state.generation.message is not None
+        assert state.generation.message.text == "seen by somebody"
+        model.finish("answer")
+        assert (await (await root.submit("hi", request_id="r")).wait()).id == submission.id
+        assert await kinds(root) == ["pi.user", "pi.assistant", "pi.assistant"]
+        assert (before, len(model.requests)) == (1, 1)
+        [task] = await again.tasks(kind="pi.generation").list()
+        attempts = await again.storage.attempts(task=task.id)
+        assert [(a.phase, a.end) for a in attempts] == [("prepare", "cut_off"), ("request", "ended")]
+        assert attempts[0].life < attempts[1].life
+        assert [life.ended for life in await again.storage.lives()] == [None, None]
+
+
+@bounded
+async def test_a_storage_that_fails_under_a_partial_fails_the_session_and_not_the_answer(tmp_path: Path) -> None:
+    storage = GatedStorage(await SqliteStorage.open(tmp_path / "s.sqlite"))
+    chat, model = streaming(path=tmp_path / "s.sqlite")
+    async with chat.open(storage) as (harness, root):
+        await root.submit("hi")
+        await eventually(lambda: len(model.requests) == 1)
+        storage.fail("commit", StorageError("disk on fire"))
+        model.give(TextDelta("lost"))
+        end = await harness.wait_closed()
+        assert end.reason == "failed"
+    async with chat.open() as (_, root):
+        assert await kinds(root) == ["pi.user"]
+        model.finish("answer")
+        await root.wait_for_idle()
+        assert await kinds(root) == ["pi.user", "pi.assistant"]
+
+
+@bounded
+async def test_usage_is_counted_for_errors_retries_and_answers() -> None:
+    used = Usage(input_tokens=10, output_tokens=1, cost=0.1)
+    chat = Chat(Reply(error="503", usage=used), Reply("fine", usage=used), Reply(error="400", usage=used))
+    chat.settings = Settings(retry=RetryPolicy(base_delay=0.0))
+    async with chat.open() as (harness, root):
+        await root.ask("hi")
+        await (await root.submit("again")).wait()
+        other = await harness.create_conversation()
+        usage = await harness.usage()
+        assert usage.requests == 3
+        assert usage.models["scripted:demo"].total_tokens == 33
+        assert round(usage.total.cost, 6) == 0.3
+        assert (await other.view()).usage.requests == 0
+
+
+# -- retry and deferral ------------------------------------------------------------------------------------------------
+
+
+@bounded
+async def test_retryable_errors_back_off_exponentially_up_to_a_cap_and_then_fail() -> None:
+    clock = ManualClock(100.0)
+    chat = Chat(lambda request: Reply(error="429 rate limit"), clock=clock)
+    chat.settings = Settings(retry=RetryPolicy(max_retries=4, base_delay=2.0, max_delay=10.0))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        waits = []
+        for attempt in range(1, 5):
+
+            async def backing_off(attempt: int = attempt) -> Any:
+                generation = (await live(harness, root)).generation
+                return generation is not None and generation.attempt == attempt and generation.retry
+
+            retry = await eventually(backing_off)
+            waits.append(retry.at - clock())
+            assert harness.wake().at == retry.at
+            clock.set(retry.at)
+            harness.resume()
+        record = await submission.wait()
+        assert waits == [2.0, 4.0, 8.0, 10.0]
+        assert (record.reason, len(chat.model.requests)) == ("model_error", 5)
+        assert await kinds(root) == ["pi.user"] + ["pi.assistant"] * 5
+        assert chat.asked() == ["user: hi"]
+
+
+@bounded
+async def test_an_error_that_is_not_retryable_fails_at_once() -> None:
+    chat = Chat(Reply(error="401 invalid key"))
+    async with chat.open() as (_, root):
+        record = await (await root.submit("hi")).wait()
+        assert (record.reason, record.detail["message"]) == ("model_error", "401 invalid key")
+        assert len(chat.model.requests) == 1
+
+
+@bounded
+async def test_aborting_a_back_off_and_a_poll_ends_them() -> None:
+    clock = ManualClock(1.0)
+    for deferred in (False, True):
+        chat = Chat(
+            "later" if deferred else Reply(error="503"), clock=clock, deferred_poll_after=60.0 if deferred else None
+        )
+        chat.settings = Settings(request=RequestOptions(deferred=deferred))
+        async with chat.open() as (harness, root):
+            submission = await root.submit("hi")
+            await eventually(lambda harness=harness: harness.wake().at is not None)
+            await root.abort()
+            record = await submission.status()
+            assert (record.status, record.reason) == ("unanswered", "aborted")
+            assert len(chat.model.cancels) == deferred
+            assert harness.wake().at is None
+
+
+@bounded
+async def test_a_deferred_answer_is_polled_until_it_is_there() -> None:
+    clock = ManualClock(1.0)
+    polls: list[Any] = []
+
+    class Later:
+        id = "fake:later"
+        context_window = max_output_tokens = 1000
+
+        async def stream(self, request: Any) -> Any:
+            yield Finish(AssistantMessage(stop_reason="deferred", deferred={"job": 7, "poll_at": 10.0}))
+
+        async def poll(self, handle: Any) -> AssistantMessage:
+            polls.append(dict(handle))
+            if len(polls) < 3:
+                return AssistantMessage(stop_reason="deferred", deferred={"job": 7, "poll_after": 5})
+            return AssistantMessage([TextBlock("at last")])
+
+        async def cancel(self, handle: Any) -> None: ...
+
+    chat = Chat(clock=clock)
+    chat.models = Later()
+    chat.settings = Settings(thinking="low", request=RequestOptions(deferred=True))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        for at in (10.0, 15.0, 20.0):
+            await eventually(lambda at=at: harness.wake().at == at)
+            generation = (await live(harness, root)).generation
+            assert generation is not None
+            assert generation.deferred is not None
+            assert generation.deferred.at == at
+            clock.set(at)
+            harness.resume()
+        await submission.wait()
+        assert len(polls) == 3
+        message = await message_of(root)
+        assert (message.text, message.thinking, message.model) == ("at last", "low", "fake:later")
+        assert await kinds(root) == ["pi.user", "pi.assistant"]
+
+
+@bounded
+async def test_a_model_that_cannot_poll_and_a_poll_that_raises_fail_the_run() -> None:
+    clock = ManualClock(1.0)
+    chat = Chat("later", clock=clock, deferred_poll_after=1.0)
+    chat.settings = Settings(request=RequestOptions(deferred=True))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: harness.wake().at == 2.0)
+
+        async def broken(handle: Any) -> Any:
+            raise LookupError("gone")
+
+        chat.model.poll = broken  # type: ignore[method-assign]
+        clock.set(2.0)
+        harness.resume()
+        record = await submission.wait()
+        assert (record.reason, record.detail["message"]) == ("model_error", "LookupError: gone")
+
+
+async def rewrite(path: Path, change: Any) -> None:
+    """Change the one live generation in a closed file, as an earlier version may have left it."""
+    storage = await SqliteStorage.open(path)
+    page = await storage.scan_tasks(kind="pi.generation", status=("pending", "running", "sleeping"))
+    [task] = page.items
+    await storage.commit([PutTask(task.replaced(state=change(task)))])
+    await storage.close()
+
+
+@bounded
+async def test_a_retry_that_an_earlier_version_stored_as_running_goes_back_to_sleep(tmp_path: Path) -> None:
+    clock = ManualClock(1.0)
+    path = tmp_path / "s.sqlite"
+    chat = Chat(Reply(error="503"), "fine", clock=clock, path=path)
+    chat.settings = Settings(retry=RetryPolicy(base_delay=60.0))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: harness.wake().at == 61.0)
+    await rewrite(path, lambda task: Running(checkpoint=task.state.checkpoint))
+    async with chat.open() as (harness, root):
+        harness.resume()
+        await eventually(lambda: harness.wake() == type(harness.wake())(False, 61.0))
+        [task] = await harness.tasks(kind="pi.generation").list()
+        assert task.state.status == "sleeping"
+        assert task.restarts == 0
+        assert len(chat.model.requests) == 1
+        clock.set(61.0)
+        harness.resume()
+        found = await harness.submission(submission.id)
+        assert found is not None
+        assert (await found.wait()).status == "done"
+
+
+@bounded
+async def test_a_poll_without_a_thinking_level_polls_all_the_same_and_records_none(tmp_path: Path) -> None:
+    clock = ManualClock(1.0)
+    path = tmp_path / "s.sqlite"
+    chat = Chat("deferred answer", clock=clock, path=path, deferred_poll_after=60.0)
+    chat.settings = Settings(request=RequestOptions(deferred=True), thinking="high")
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: harness.wake().at == 61.0)
+
+    def strip(task: Any) -> Any:
+        checkpoint = dict(task.state.checkpoint)
+        assert checkpoint.pop("thinking") == "high"
+        return Pending(checkpoint=checkpoint)
+
+    await rewrite(path, strip)
+    clock.set(61.0)
+    async with chat.open() as (harness, root):
+        found = await harness.submission(submission.id)
+        assert found is not None
+        assert (await found.wait()).status == "done"
+        message = await message_of(root)
+        assert (message.text, message.thinking) == ("deferred answer", None)
+
+
+# -- the end of a response and hooks -----------------------------------------------------------------------------------
+
+
+@bounded
+async def test_an_answer_cut_by_length_is_an_answer() -> None:
+    chat = Chat(Reply("cut", stop_reason="length"))
+    async with chat.open() as (_, root):
+        record = await (await root.submit("hi")).wait()
+        assert record.status == "done"
+        assert (await message_of(root)).stop_reason == "length"
+
+
+@bounded
+async def test_before_request_chains_changes_this_request_only_and_a_raise_is_reported() -> None:
+    def first(messages: Any, ctx: Any) -> Any:
+        assert ctx.conversation_id == 1
+        return [*messages, UserMessage([TextBlock("added")])]
+
+    def broken(messages: Any, ctx: Any) -> Any:
+        raise LookupError
+
+    async def second(messages: Any, ctx: Any) -> Any:
+        return [UserMessage([TextBlock(message.text.upper())]) for message in messages]
+
+    chat = Chat("answer")
+    chat.install(name="h", hooks=[GenerationHooks(before_request=hook) for hook in (first, broken, second)])
+    async with chat.open() as (_, root):
+        await root.ask("hi")
+        assert chat.asked() == ["user: HI", "user: ADDED"]
+        assert await kinds(root) == ["pi.user", "pi.assistant"]
+        assert [(r.kind, r.callback, r.extension) for r in chat.reports] == [("extension_error", "before_request", "h")]
+
+
+@bounded
+async def test_after_response_sees_every_terminal_message_and_a_raise_is_reported() -> None:
+    seen: list[str] = []
+
+    def look(message: Any, ctx: Any) -> None:
+        seen.append(message.stop_reason)
+        raise LookupError
+
+    @tool
+    def work() -> str:
+        return "x"
+
+    chat = Chat(Reply(error="503"), calls("work"), "answer")
+    chat.settings = Settings(retry=RetryPolicy(base_delay=0.0))
+    chat.install(work, hooks=[GenerationHooks(after_response=look), GenerationHooks(after_response=look)])
+    async with chat.open() as (_, root):
+        await root.ask("hi")
+        assert seen == ["error", "error", "tool_use", "tool_use", "stop", "stop"]
+        assert chat.reported() == [("extension_error", "after_response")] * 6
+
+
+@bounded
+async def test_on_yield_continues_the_run_the_first_wins_and_a_raise_is_reported() -> None:
+    asked: list[str] = []
+
+    def broken(answer: Any, ctx: Any) -> Any:
+        raise LookupError
+
+    def more(answer: Any, ctx: Any) -> Any:
+        asked.append(answer.text)
+        return Continue("keep going") if answer.text == "one" else None
+
+    def never(answer: Any, ctx: Any) -> Any:
+        return Continue("never asked") if answer.text == "one" else None
+
+    chat = Chat("one", "two")
+    chat.install(hooks=[GenerationHooks(on_yield=hook) for hook in (broken, more, never)])
+    async with chat.open() as (_, root):
+        record = await (await root.submit("hi")).wait()
+        assert asked == ["one", "two"]
+        assert chat.asked() == ["user: hi", "assistant: one", "user: keep going"]
+        answer = await root.entry(record.answer)  # type: ignore[arg-type]
+        assert answer is not None
+        assert answer.text == "two"
+        assert chat.reported() == [("extension_error", "on_yield")] * 2
+
+
+@bounded
+async def test_after_tools_sees_a_finished_round_and_a_raise_is_reported() -> None:
+    seen: list[Any] = []
+
+    def look(assistant: Any, results: Any, ctx: Any) -> None:
+        seen.append(([c.name for c in assistant.tool_calls], [r.is_error for r in results]))
+        raise LookupError
+
+    @tool
+    def work() -> str:
+        return "x"
+
+    chat = Chat(calls("work", "missing"), "answer")
+    chat.install(work, hooks=[GenerationHooks(after_tools=look)])
+    async with chat.open() as (_, root):
+        await root.ask("hi")
+        assert seen == [(["work", "missing"], [False])]
+        assert chat.reported() == [("extension_error", "after_tools")]
+
+
+class Later(Task[str, None], name="test.later", version=1):
+    done: list[str] = []
+    gate: asyncio.Event | None = None
+
+    class Work(Phase):
+        async def run(self, task: TaskRun[str, None]) -> None:
+            if Later.gate is not None:
+                await Later.gate.wait()
+            Later.done.append(task.input)
+            await task.complete()
+
+
+@bounded
+async def test_after_run_collects_tasks_settles_first_and_keeps_the_conversation_busy() -> None:
+    Later.done, Later.gate = [], asyncio.Event()
+
+    def one(run: Any, ctx: Any) -> Any:
+        assert ctx.run.inputs == run.inputs
+        return [run_end_task(Later, "one")] if not Later.done else None
+
+    def broken(run: Any, ctx: Any) -> Any:
+        raise LookupError
+
+    async def two(run: Any, ctx: Any) -> Any:
+        return [run_end_task(Later, "two")] if not Later.done else []
+
+    chat = Chat("answer", "next")
+    chat.install(name="h", tasks=[Later], hooks=[GenerationHooks(after_run=hook) for hook in (one, broken, two)])
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        assert (await submission.wait()).status == "done"
+        state = await live(harness, root)
+        assert state.run is not None
+        assert (state.run.after_run, state.run.inputs, state.generation) == (True, (), None)
+        queued = await root.submit("more")
+        assert (await queued.status()).status == "queued"
+        Later.gate.set()
+        assert (await queued.wait()).status == "done"
+        assert sorted(Later.done) == ["one", "two"]
+        await root.wait_for_idle()
+        assert await live(harness, root) == LiveState()
+        assert chat.reported() == [("extension_error", "after_run")] * 2
+
+
+@bounded
+async def test_stopping_after_run_tasks_is_no_failed_run() -> None:
+    Later.done, Later.gate = [], asyncio.Event()
+    chat = Chat("answer")
+    chat.install(tasks=[Later], hooks=[GenerationHooks(after_run=lambda run, ctx: [run_end_task(Later, "x")])])
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await submission.wait()
+        await root.abort()
+        assert await live(harness, root) == LiveState()
+        assert (await submission.status()).status == "done"
+        assert Later.done == []
+
+
+@bounded
+async def test_a_generation_that_faults_settles_its_inputs_and_keeps_its_partial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*_args: Any) -> None:
+        raise LookupError("a bug of ours")
+
+    monkeypatch.setattr("pidurable_nb.agent.generation._respond", broken)
+    chat, model = streaming()
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        model.give(TextDelta("partial"))
+        await eventually(lambda: partial(harness, root))
+        model.finish("lost")
+        record = await submission.wait()
+        assert (record.status, record.reason) == ("unanswered", "faulted")
+        assert record.detail == {"message": "LookupError: a bug of ours"}
+        assert (await message_of(root)).stop_reason == "aborted"
+        await eventually(lambda: [report.kind for report in chat.reports] == ["task_faulted"])
+
+
+@bounded
+async def test_unresolved_lists_what_live_work_names_and_this_process_lacks(tmp_path: Path) -> None:
+    class Kind(Task[None, None], name="test.kind", version=1):
+        class Run(Phase):
+            async def run(self, task: TaskRun[None, None]) -> None:
+                await task.complete()
+
+    entered = asyncio.Event()
+
+    @tool
+    async def work() -> None:
+        entered.set()
+        await forever()
+
+    path = tmp_path / "s.sqlite"
+    chat = Chat(calls("work"), path=path, name="scripted:named")
+    chat.install(work, name="ext", tasks=[Kind])
+    async with chat.open() as (harness, root):
+        await root.configure(extensions=["ext"], model="scripted:named", tools=["work", "other"])
+        async with root.commit() as tx:
+            await tx.create_task(Kind, None)
+        await harness.wait_for_idle()
+        await root.submit("hi")
+        await entered.wait()
+        assert (await harness.inspect()).unresolved == ("tool other",)
+        await harness.close()
+    async with Harness.open(path) as harness:
+        unresolved = (await harness.inspect()).unresolved
+        assert set(unresolved) == {"extension ext", "tool work", "tool other", "model scripted:named"}
+
+
+@bounded
+async def test_a_custom_model_set_and_a_callable_are_asked_at_each_use() -> None:
+    one, two = ScriptedModel(["one"], name="scripted:a"), ScriptedModel(["two"], name="scripted:b")
+    chat = Chat()
+    chat.models = {"scripted:a": one}
+    async with chat.open() as (_, root):
+        assert (await root.ask("hi")).text == "one"
+        chat.models = {"scripted:b": two}
+        assert (await root.ask("hi")).text == "two"
