@@ -174,11 +174,14 @@ def test_what_cannot_work_says_so_in_one_line(lab: Lab) -> None:
         "%%durable\n  ",
         "%durable open other.sqlite --model nosuch:model",
         "%durable opne x",
+        "%durable open picture.png",
+        "%durable model nosuch:model",
         ask(SHORT),
     ]
     story = Story.write(lab, "errors", cells)
     notebook = story.open()
-    for cell in (0, 1, 5):
+    (story.folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(500))
+    for cell in (0, 1, 7):
         notebook.run_cell(cell)
     pid = notebook.kernel_pid()
 
@@ -194,6 +197,10 @@ def test_what_cannot_work_says_so_in_one_line(lab: Lab) -> None:
     assert not (story.folder / "other.sqlite").exists()
     assert "did you mean open" in fails(4)
 
+    assert "picture.png" in fails(5)
+    assert (story.folder / "picture.png").stat().st_size == 508
+    assert "nosuch" in fails(6)
+
     # A second kernel on the same file: who holds it, and since when.
     lab.write("errors/second.ipynb", [SETUP, OPEN])
     second = story.open(name="second.ipynb")
@@ -205,8 +212,9 @@ def test_what_cannot_work_says_so_in_one_line(lab: Lab) -> None:
     assert str(pid) in text
     assert re.search(r"since .*\d\d:\d\d", text)
     second.close()
-    notebook.run_cell(5)
-    assert "stored answer" in notebook.text(5)
+    notebook.run_cell(7)
+    assert "stored answer" in notebook.text(7)
+    assert "changed" not in notebook.text(7)
     notebook.close()
 
 

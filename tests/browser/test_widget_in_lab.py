@@ -73,8 +73,8 @@ def test_the_answer_streams_reloads_and_stops(lab: Lab) -> None:
     until("it goes on after the reload", lambda: sentences(0) > now)
 
     notebook.output(0).get_by_role("button", name="Stop this answer").click()
-    expect(notebook.output(0).locator(".pd-badge")).to_have_text("stopped")
-    expect(notebook.output(2).locator(".pd-badge")).to_have_text("stopped")
+    expect(notebook.output(0).locator(".pd-badge")).to_have_text("stopped", timeout=30_000)
+    expect(notebook.output(2).locator(".pd-badge")).to_have_text("stopped", timeout=30_000)
     assert notebook.console == []
 
     saved = notebook.save().cells[0].outputs[0].data

@@ -276,6 +276,27 @@ def test_closing_a_widget_silences_it(publish: Publisher) -> None:
     assert len(sink.messages) == before
 
 
+def test_a_finished_widget_hands_its_static_form_to_every_page_and_ends_when_none_needs_it(publish: Publisher) -> None:
+    widget = AnswerWidget(says("a"), publish=publish)
+    sink = wire(widget)
+    hear(widget, {"do": "close"})  # nobody ends what is not finished
+    done = AnswerView(status="done", items=(TextItem(key="x", text="It is **Paris**."),))
+    widget.show(done)
+    static = {"text/plain": "It is Paris."}
+    widget.finish(static)
+    assert widget.flush()
+    handed = {"static": {"id": widget.model_id, "data": static}}
+    assert custom(widget)[-1] == handed
+    assert custom(widget)[-2]["view"] == done.wire()
+
+    hear(widget, {"ask": "state", "seq": 1})  # a page that comes later
+    assert widget.flush()
+    assert custom(widget).count(handed) == 2
+    hear(widget, {"do": "close"})
+    assert widget.comm is None
+    assert sink.messages[-1]["type"] == "comm_close"
+
+
 def test_the_module_is_one_text_that_imports_and_fetches_nothing() -> None:
     text = esm("markdown.js", "live.js", "answer.js")
     assert AnswerWidget._esm == packed(text)
