@@ -40,7 +40,7 @@ class Nothing(Task[None, None], name="test.nothing", version=1):
 # Sync methods, properties, and what answers from memory alone: these never queue on the line.
 FREE = {
     "resume", "wake", "open", "root_lock", "storage", "clock", "now", "report", "wait_closed", "in_thread",
-    "flush_before_stop", "flush", "validate", "watch_commits", "watch_task_graph", "env", "run_in_kernel",
+    "flush_before_stop", "flush", "validate", "owned_tasks", "owned_tasks", "watch_commits", "watch_task_graph", "env", "run_in_kernel",
 }  # fmt: skip
 
 
