@@ -39,8 +39,8 @@ class Nothing(Task[None, None], name="test.nothing", version=1):
 
 # Sync methods, properties, and what answers from memory alone: these never queue on the line.
 FREE = {
-    "resume", "wake", "open", "root_lock", "storage", "clock", "now", "report", "wait_closed", "in_thread",
-    "flush_before_stop", "flush", "validate", "owned_tasks", "owned_tasks", "watch_commits", "watch_task_graph", "env", "run_in_kernel",
+    "clock", "env", "flush", "flush_before_stop", "in_thread", "now", "open", "owned_tasks", "report", "resume",
+    "run_in_kernel", "storage", "validate", "wait_closed", "wake", "watch_commits", "watch_task_graph",
 }  # fmt: skip
 
 
@@ -187,7 +187,7 @@ async def test_methods_of_runs_and_tool_contexts_raise_inside_an_open_commit() -
                     "snapshot_as_of": lambda: task.snapshot_as_of(LiveState, task.conversation_id, at=1),  # type: ignore[arg-type]
                     "task": lambda: task.task(task.id),
                     "wait": lambda: task.wait([], Careless.Run()),
-                    "wait_for_task": lambda: task.wait_for_task(task.id),
+                    "wait_for_task": lambda: task.wait_for_task(task.id + 1),  # type: ignore[arg-type]
                     "watch_doc": lambda: enter(task.watch_doc(LiveState)),
                 }
                 async with task.commit():
