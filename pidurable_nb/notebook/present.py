@@ -56,24 +56,19 @@ def answer_view(
     mine = _of_the_run(record, entries)
     running = live.run is not None and record.id in live.run.inputs
     items: list[AnswerItem] = []
-    results = {
-        message.call_id: (entry, message)
-        for entry in mine
-        for message in entry.messages
-        if isinstance(message, ToolResultMessage)
-    }
+    results = _results(mine)
     tools = {tool.call: tool for tool in live.tools} if running else {}
     answers: list[AssistantMessage] = []
     for entry in mine:
         for message in entry.messages:
             if isinstance(message, AssistantMessage):
-                items.extend(_answer_items(len(answers), message, results, tools))
+                items.extend(_answer_items(len(answers), message, results[len(answers)], tools))
                 answers.append(message)
             elif message.role == "user":
                 items.append(NoticeItem(key=f"u{entry.id}", text=f"steered: {clip(message.text, 400)}"))
     generation = live.generation if running else None
     if generation is not None and generation.message is not None:
-        items.extend(_answer_items(len(answers), generation.message, results, tools, streaming=True))
+        items.extend(_answer_items(len(answers), generation.message, {}, tools, streaming=True))
     unfinished = [message for message in answers if message.stop_reason in ("aborted", "error")]
     ended_short = bool(answers) and answers[-1].stop_reason in ("aborted", "error")
     status, reason = _status(record, live, running=running, held=held)
@@ -107,6 +102,18 @@ def answer_view(
         note=note,
         can_stop=not record.settled,
     )
+
+
+def _results(entries: Sequence[Entry]) -> list[dict[str, tuple[Entry, ToolResultMessage]]]:
+    """For each response its tool results by call id; providers may use an id again in a later response."""
+    results: list[dict[str, tuple[Entry, ToolResultMessage]]] = []
+    for entry in entries:
+        for message in entry.messages:
+            if isinstance(message, AssistantMessage):
+                results.append({})
+            elif isinstance(message, ToolResultMessage) and results:
+                results[-1][message.call_id] = (entry, message)
+    return results
 
 
 def _of_the_run(record: SubmissionRecord, entries: Sequence[Entry]) -> list[Entry]:
