@@ -87,6 +87,13 @@ class QueuedStorage(Opening, Generic[S]):
         raise NotImplementedError
 
     async def commit(self, batch: Iterable[BatchItem], *, at: float | None = None) -> int:
+        return await self.enqueue(batch, at=at)
+
+    def enqueue(self, batch: Iterable[BatchItem], *, at: float | None = None) -> asyncio.Future[int]:
+        """Ask for a commit without waiting for it: its sequence, or its error, arrives in the future.
+
+        Raises at once what makes the batch impossible, as ``commit`` does.
+        """
         self._guard()
         when = self._clock() if at is None else at
         sealed = self._seal(batch, self._sealed_seq + 1, when, self.life.id, self._next_id)
@@ -94,7 +101,7 @@ class QueuedStorage(Opening, Generic[S]):
         self._next_id = sealed.top_id
         self._queue.append(sealed)
         self._worker.post(self._store_queued)
-        return await sealed.future
+        return sealed.future
 
     def _store_queued(self) -> None:
         """Store what is queued; on the worker."""

@@ -232,7 +232,7 @@ def test_it_goes_on_over_the_death_of_the_owner_and_the_next_opening(tmp_path: P
                         "cut off here",
                         "the whole answer",
                     ]
-                    assert change.value.entries[1].messages[0].stop_reason == "aborted"  # type: ignore[union-attr]
+                    assert change.value.entries[1].messages[0].stop_reason == "aborted"
                     assert await second.says() == "idle"
                     second.tell("close")
                     assert await second.says() == "closed"
