@@ -44,6 +44,7 @@ class Node:
     cancelled: bool = False
     unsettled: set[int] = field(default_factory=set)  # what a waiting task still waits for
     alarm: float | None = None  # its newest entry among the sleepers
+    rung: float | None = None  # the alarm that rang: sleepers go on in the order of their alarms
     blocked: BlockedReason | None = None
     migrates: bool = False
 
@@ -138,6 +139,8 @@ class SchedulerCore:
         self._running = 0
         self._from_earlier_life: set[int] = set()
         self.events: deque[StoryEvent] = deque(maxlen=STORY_EVENTS)
+        self.seen_changes: set[int] | None = None
+        """Tasks whose node looks different since this was last emptied; ``None`` when nobody follows."""
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -173,6 +176,7 @@ class SchedulerCore:
                 self._note(at, record.id, f"abort mark{f' ({record.abort_reason})' if record.abort_reason else ''}")
         self._unwait(node)
         node.record = record
+        self._show(record.id)
         self._wait(node)
         outcome = outcome_of_task(record)
         if record.abort_requested or (outcome is not None and outcome.status != "completed"):
@@ -226,8 +230,6 @@ class SchedulerCore:
                 if node is not None and not node.record.abort_requested:
                     self._cancel_below(node, mark_self=True, reason="restart")
             self._from_earlier_life.clear()
-            for task in self.nodes:
-                self._touch(task)
 
     def close(self) -> None:
         """Nothing new starts from now on."""
@@ -237,8 +239,7 @@ class SchedulerCore:
 
     def decide(self, now: float) -> list[Instruction]:
         """What is to be done now, in this order: cancellations, marks, ends, starts."""
-        self._ring(now)
-        self._assess_dirty(now)
+        self._look(now)
         instructions: list[Instruction] = []
         if self.closing:
             return instructions
@@ -280,8 +281,7 @@ class SchedulerCore:
 
     def active(self, now: float) -> bool:
         """Whether a task can run or runs now (engine.md, section 8)."""
-        self._ring(now)
-        self._assess_dirty(now)
+        self._look(now)
         return bool(
             self._running or self._queued or self._reserving or self._marking or self._ending or self._to_cancel
         )
@@ -298,14 +298,17 @@ class SchedulerCore:
             heapq.heappop(self._sleepers)
         return None
 
-    def _ring(self, now: float) -> None:
-        """Look again at the tasks whose alarm has rung."""
+    def _look(self, now: float) -> None:
+        """Assess what changed, and then the tasks whose alarm rings by now, in the order of their alarms."""
+        self._assess_dirty(now)
         while self._sleepers and self._sleepers[0][0] <= now:
             until, task = heapq.heappop(self._sleepers)
             node = self.nodes.get(task)
             if node is not None and node.alarm == until:
-                node.alarm = None  # a clock that goes back sets it again
+                node.alarm = None
+                node.rung = until
                 self._touch(task)
+        self._assess_dirty(now)
 
     # -- assessment --------------------------------------------------------------------------------------------------
 
@@ -336,9 +339,12 @@ class SchedulerCore:
                 self._to_finalise[record.id] = None
             return
         until = _until(record)
-        if until is not None and until > now and node.alarm != until:
-            node.alarm = until
-            heapq.heappush(self._sleepers, (until, record.id))
+        if until is not None:
+            if until > now:
+                node.rung = None  # the clock went back
+            if until not in (node.alarm, node.rung):
+                node.alarm = until
+                heapq.heappush(self._sleepers, (until, record.id))
         if self._may_start(node, now) is None:
             self._unblock(node)
             return
@@ -368,19 +374,21 @@ class SchedulerCore:
             return "run"
         if isinstance(state, Waiting):
             settled = state.signal is None and not node.unsettled and (bool(state.on) or state.until is None)
-            due = state.until is not None and state.until <= now
+            due = state.until is not None and state.until <= now and node.rung == state.until
             return "run" if settled or due else None
         if state.status == "sleeping":
-            return "run" if state.until <= now else None
+            return "run" if state.until <= now and node.rung == state.until else None
         return None
 
     def _block(self, node: Node, reason: BlockedReason) -> None:
         if node.blocked != reason:
+            self._show(node.record.id)
             node.blocked = reason
             self._blocked.add(node.record.id)
 
     def _unblock(self, node: Node) -> None:
         if node.blocked is not None:
+            self._show(node.record.id)
             node.blocked = None
             self._blocked.discard(node.record.id)
 
@@ -389,6 +397,7 @@ class SchedulerCore:
     def _added(self, record: TaskRecord) -> Node:
         owner = self._owner_of(record)
         node = self.nodes[record.id] = Node(record, owner)
+        self._show(record.id)
         above = self.nodes.get(owner) if owner is not None else None
         if above is not None:
             above.children.add(record.id)
@@ -406,6 +415,7 @@ class SchedulerCore:
             self._running -= 1  # its code may run on for a moment; the task itself has ended
             node.invocation = None
         del self.nodes[record.id]
+        self._show(record.id)
         for flags in (self._queued, self._reserving, self._marking, self._ending):
             flags.discard(record.id)
         for asked in (self._to_mark, self._to_finalise, self._to_orphan, self._to_cancel):
@@ -485,6 +495,10 @@ class SchedulerCore:
                 self._touch(node.record.id)
             stack.extend(child for id in node.children if (child := self.nodes.get(id)) is not None)
 
+    def _show(self, task: int) -> None:
+        if self.seen_changes is not None:
+            self.seen_changes.add(task)
+
     def _touch(self, task: int) -> None:
         self._dirty[task] = None
 
@@ -541,7 +555,7 @@ class SchedulerCore:
             if (
                 self._may_start(node, now) is not None
                 or (state.status == "completing" and not node.children)
-                or ((until := _until(node.record)) is not None and until > now and node.alarm != until)
+                or ((until := _until(node.record)) is not None and until not in (node.alarm, node.rung))
             ):
                 lost.append(id)
         return lost

@@ -10,7 +10,7 @@ from pydantic import Field
 from ..patch import Op, diff
 from ..records import Outcome, TaskId, TaskRecord, TaskStatus, WaitPolicy, checkpoint_of_task, outcome_of_task
 from ..values import Value
-from .core import BlockedReason, Node
+from .core import BlockedReason, Node, SchedulerCore
 
 
 class TaskNode(Value):
@@ -41,21 +41,6 @@ class TaskGraph(Value):
     """Every live task by id; ownership is a tree, waits are edges across it."""
 
     tasks: dict[TaskId, TaskNode] = Field(default_factory=dict)
-
-    def ops_from(self, before: TaskGraph) -> list[Op]:
-        """The operations that lead from an earlier graph to this one; only nodes that changed are compared."""
-        ops: list[Op] = []
-        for id in before.tasks:
-            if id not in self.tasks:
-                ops.append({"op": "remove", "path": f"/tasks/{id}"})
-        for id, node in self.tasks.items():
-            old = before.tasks.get(id)
-            if old is None:
-                ops.append({"op": "add", "path": f"/tasks/{id}", "value": node.to_data()})
-            elif old is not node and old != node:
-                for op in diff(old.to_data(), node.to_data()):
-                    ops.append({**op, "path": f"/tasks/{id}{op['path']}"})
-        return ops
 
 
 def node_of(node: Node, conversations: Iterable[int] = ()) -> TaskNode:
@@ -88,3 +73,47 @@ def graph_of(nodes: Iterable[Node], conversations: Mapping[int, set[int]]) -> Ta
     """The graph of all live tasks."""
     tasks = {node.record.id: node_of(node, conversations.get(node.record.id, ())) for node in nodes}
     return TaskGraph(tasks=dict(sorted(tasks.items())))
+
+
+class GraphKeeper:
+    """The graph that watches follow, kept by what changed: each look costs what it touches.
+
+    ``conversations`` maps a task to the conversations that it owns.
+    """
+
+    def __init__(self, core: SchedulerCore, conversations: Mapping[int, set[int]]) -> None:
+        self._core = core
+        self._conversations = conversations
+        self.graph = graph_of(core.nodes.values(), conversations)
+        core.seen_changes = set()
+
+    def look(self, also: Iterable[int] = ()) -> list[Op]:
+        """Move on to the graph as it is now; returns the operations that lead there, none when nothing changed.
+
+        ``also`` names tasks of which something changed that the core does not know of.
+        """
+        changed, self._core.seen_changes = self._core.seen_changes or set(), set()
+        changed.update(also)
+        ops: list[Op] = []
+        tasks = dict(self.graph.tasks) if changed else {}
+        for id in sorted(changed):
+            old = tasks.get(TaskId(id))
+            node = self._core.nodes.get(id)
+            if node is None:
+                if old is not None:
+                    del tasks[TaskId(id)]
+                    ops.append({"op": "remove", "path": f"/tasks/{id}"})
+                continue
+            new = node_of(node, self._conversations.get(id, ()))
+            tasks[TaskId(id)] = new
+            if old is None:
+                ops.append({"op": "add", "path": f"/tasks/{id}", "value": new.to_data()})
+            elif old != new:
+                ops.extend({**op, "path": f"/tasks/{id}{op['path']}"} for op in diff(old.to_data(), new.to_data()))
+        if ops:
+            self.graph = TaskGraph.model_construct(tasks=tasks)  # every node was validated when it was made
+        return ops
+
+    def close(self) -> None:
+        """Nobody follows any more."""
+        self._core.seen_changes = None

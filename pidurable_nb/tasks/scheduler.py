@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,7 +44,7 @@ from .core import (
     SchedulerCore,
 )
 from .definition import StoredTask, Task
-from .graph import TaskGraph, graph_of
+from .graph import GraphKeeper, TaskGraph, graph_of
 from .rules import change
 from .runtime import TaskRun, changed, end_task, fault, put_ended
 from .signals import SignalResult, deliver
@@ -118,7 +118,8 @@ class TaskSession(Session):
         self._failed_migrations: dict[int, type[Task[Any, Any]]] = {}
         self._failed_targets: set[int] = set()
         self._task_waiters: dict[int, dict[asyncio.Future[None], None]] = {}
-        self._graph_watches: dict[Any, Callable[[], None]] = {}
+        self._graph_watches: set[Watch[TaskGraph]] = set()
+        self._graph_keeper: GraphKeeper | None = None
 
     # -- what the layer above provides -------------------------------------------------------------------------------
 
@@ -752,31 +753,39 @@ class TaskSession(Session):
     def watch_task_graph(self) -> Watch[TaskGraph]:
         """Follow the task graph over commits, registry changes and failed migrations."""
         self._check_open()
-        last: dict[str, TaskGraph] = {}
 
         def attach(watch: Watch[TaskGraph]) -> TaskGraph:
-            last["graph"] = self._graph()
+            if self._graph_keeper is None:
+                self._graph_keeper = GraphKeeper(self._core, self._committed.owned_conversations)
+            else:
+                self._graph_changed()  # the others see what happened before this one comes
+            self._follow(watch, follow)
+            self._graph_watches.add(watch)
+            return self._graph_keeper.graph
 
-            def look() -> None:
-                graph = self._graph()
-                if graph != last["graph"]:
-                    ops = graph.ops_from(last["graph"])
-                    last["graph"] = graph
-                    watch._push(graph, ops)
-
-            self._graph_watches[watch] = look
-            self._follow(watch, lambda publication: look() if publication.tasks or publication.conversations else None)
-            return last["graph"]
+        def follow(publication: Publication) -> None:
+            owners = [record.owner.task for record in publication.conversations.values() if record.owner is not None]
+            if publication.tasks or owners:
+                self._graph_changed(owners)
 
         def detach(watch: Watch[TaskGraph]) -> None:
-            self._graph_watches.pop(watch, None)
+            self._graph_watches.discard(watch)
             self._unfollow(watch)
+            if not self._graph_watches and self._graph_keeper is not None:
+                self._graph_keeper.close()
+                self._graph_keeper = None
 
         return Watch(attach, detach, TaskGraph.to_data)
 
-    def _graph_changed(self) -> None:
-        for look in list(self._graph_watches.values()):
-            look()
+    def _graph_changed(self, also: Iterable[int] = ()) -> None:
+        """Show the watches of the graph what changed since they were last shown something."""
+        if self._graph_keeper is None:
+            return
+        self._core.active(self.clock())  # considers what changed since the driver last looked
+        ops = self._graph_keeper.look(also)
+        if ops:
+            for watch in list(self._graph_watches):
+                watch._push(self._graph_keeper.graph, ops)
 
 
 def _where(invocation: _Invocation) -> str:
