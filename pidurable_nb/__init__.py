@@ -1,8 +1,8 @@
 """Agents in notebooks that survive: every turn, tool call and piece of state is committed before it is shown.
 
 The names below are the whole of the root; everything else is in ``pidurable_nb.errors``, ``messages``, ``models``,
-``notebook``, ``records``, ``storage``, ``testing`` and ``tools``. Each is loaded when it is first used, so importing the
-package is cheap and imports neither IPython nor Jupyter.
+``notebook``, ``records``, ``storage``, ``testing`` and ``tools``. Each is loaded when it is first used, so importing
+the package is cheap and imports neither IPython nor Jupyter.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _HOME = {
 _MODULES = ("errors", "messages", "models", "notebook", "records", "storage", "testing", "tools")
 
 __version__ = "0.1.0"
-__all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:

@@ -111,7 +111,13 @@ class SessionInUse(DurableError):
     """
 
     def __init__(
-        self, message: str, *, path: str = "", pid: int | None = None, host: str | None = None, since: float | None = None
+        self,
+        message: str,
+        *,
+        path: str = "",
+        pid: int | None = None,
+        host: str | None = None,
+        since: float | None = None,
     ) -> None:
         super().__init__(message)
         self.path = path

@@ -86,7 +86,7 @@ def text_of(blocks: Iterable[ContentBlock]) -> str:
 
 
 class Usage(Value):
-    """Tokens and cost of one request. ``input_tokens`` excludes what was read from a cache; ``cost`` is in US dollars."""
+    """Tokens and cost of one request. ``input_tokens`` excludes what a cache gave; ``cost`` is in US dollars."""
 
     input_tokens: int = 0
     output_tokens: int = 0

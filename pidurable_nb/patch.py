@@ -1,4 +1,4 @@
-"""Deltas of JSON values: JSON Patch (RFC 6902: ``add``, ``remove``, ``replace``) plus ``append``, which appends to text.
+"""Deltas of JSON values: JSON Patch (RFC 6902: ``add``, ``remove``, ``replace``) plus ``append``, which extends text.
 
 ``diff(old, new)`` compares two values and returns the operations that lead from one to the other; ``apply(value, ops)``
 returns the changed value and shares with the old one all that did not change. Neither changes its arguments. Text and
@@ -8,6 +8,8 @@ lists that only grew at their end cost what was added (engine.md, section 4).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from operator import is_
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from .values import JsonValue
@@ -65,10 +67,10 @@ def _diff(old: JsonValue, new: JsonValue, path: str, ops: list[Op]) -> None:
 def _diff_lists(old: list[Any], new: list[Any], path: str, ops: list[Op]) -> None:
     """Keep what is equal at both ends; inside, change items in place, then remove or add the rest."""
     shared = min(len(old), len(new))
-    start = 0
+    start = identical(old, new)
     while start < shared and _same(old[start], new[start]):
         start += 1
-    end = 0
+    end = min(identical(reversed(old), reversed(new)), shared - start)
     while end < shared - start and _same(old[-1 - end], new[-1 - end]):
         end += 1
     old_middle, new_middle = len(old) - start - end, len(new) - start - end
@@ -80,6 +82,11 @@ def _diff_lists(old: list[Any], new: list[Any], path: str, ops: list[Op]) -> Non
     for index in range(start + in_place, start + new_middle):
         where = "-" if end == 0 else str(index)
         ops.append({"op": "add", "path": f"{path}/{where}", "value": new[index]})
+
+
+def identical(old: Iterable[Any], new: Iterable[Any]) -> int:
+    """How many items both begin with that are the same objects; quick, since long lists mostly hold what they held."""
+    return len(list(takewhile(bool, map(is_, old, new))))
 
 
 def _same(old: JsonValue, new: JsonValue) -> bool:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_ai import messages as theirs
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
-from pydantic_ai.models import Model as TheirModel
-from pydantic_ai.models import ModelRequestParameters, infer_model, parse_model_id
+from pydantic_ai.models import Model as TheirModel, ModelRequestParameters, infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
 from pydantic_ai.tools import ToolDefinition
 

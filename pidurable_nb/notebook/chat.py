@@ -25,20 +25,20 @@ from ..agent.extension import Extension
 from ..agent.harness import Harness
 from ..agent.registry import Registry
 from ..agent.runs import next_run
-from ..agent.settings import Settings
-from ..agent.state import InboxState, LiveApproval, LiveState, UsageState
+from ..agent.settings import RunLimits, Settings
+from ..agent.state import InboxItem, InboxState, LiveApproval, LiveState, UsageState
 from ..agent.tool import Tool, tool
 from ..errors import NotebookError, RegistryError, RequestIdReused, SessionClosed, Unanswered
-from ..messages import ContentBlock, TextBlock, Usage, UserMessage
+from ..messages import ContentBlock, TextBlock, Usage, UserMessage, text_of
 from ..models import default_models
-from ..records import Attempt, Entry, SubmissionRecord, TaskRecord
+from ..records import Attempt, Entry, SubmissionRecord, SubmissionStatus, TaskId, TaskRecord
 from ..session import Address
 from . import frontend
 from .bridge import Bridge, engine
 from .cells import CellsState, Order, Ordinals, Provenance, named_request_id, ordinal_of, request_id, text_digest
 from .present import answer_view, recovery_view, tasks_view, transcript_view
 from .render import mimebundle
-from .view import AnswerView, RecoveryView, StatusRow, StatusView, TasksView, TranscriptView, clock_time
+from .view import AnswerView, RecoveryView, StatusRow, StatusView, TasksView, TranscriptView, clip, clock_time
 
 T = TypeVar("T")
 
@@ -132,6 +132,7 @@ class Turn:
         self._entry: Entry | None = None
         self._record: SubmissionRecord | None = None
         self._error: BaseException | None = None
+        self._behind_parked = False
 
     def __repr__(self) -> str:
         return f"<Turn {self.id}: {self.view.status}>"
@@ -237,6 +238,7 @@ class Turn:
             start = bisect_right(view.entries, after, key=lambda entry: entry.id)
             entries = view.entries[start:]
         harness = self.chat.harness
+        self._behind_parked = self.chat._run_parked(view.live)
         self._present(
             answer_view(
                 record,
@@ -307,14 +309,9 @@ class Turn:
             await moved.wait()
 
     def _parked(self) -> bool:
-        view = self.view
-        if view.status in ("waiting", "deferred"):
+        if self.view.status == "waiting":
             return True
-        return (
-            view.status == "retrying"
-            and view.retry_at is not None
-            and view.retry_at - self.chat.harness.clock() > LONG_SLEEP
-        )
+        return self._behind_parked and self.view.status in ("queued", "retrying", "deferred")
 
 
 class Chat:
@@ -330,6 +327,8 @@ class Chat:
         self.name = name
         self.path = harness.storage.name
         self.recovery = RecoveryView(path=self.path)
+        self._given_settings: Settings | Callable[[], Settings] = Settings()
+        self._limits: RunLimits | None = None
         self._waiting_for: tuple[str, ...] = ()
         self._paused = False
         self._ordinals = Ordinals()
@@ -557,9 +556,16 @@ class Chat:
         self._bridge.later(INTERRUPT_GRACE, turn._stop)
 
     def wait(self) -> None:
-        """Wait until the conversation is idle."""
+        """Wait until the conversation is idle. Raises ``NotebookError`` while the session is held back."""
         self._check_open()
-        self._bridge.run(self.conversation.wait_for_idle)
+        self._bridge.run(self._wait)
+
+    async def _wait(self) -> None:
+        await self._look_again()
+        reason = self._held_reason()
+        if reason is not None:
+            raise NotebookError(f"nothing would end: the session waits {reason}")
+        await self.conversation.wait_for_idle()
 
     # -- steering ----------------------------------------------------------------------------------------------------
 
@@ -603,6 +609,15 @@ class Chat:
             if (await tx.doc(LiveState, self.conversation.id)).run is None:
                 await next_run(tx, self.conversation.id, self.harness._settings())
 
+    def _run_parked(self, live: LiveState) -> bool:
+        """Whether only a person, a clock or a provider can bring the present run on."""
+        if live.approvals:
+            return True
+        generation = live.generation
+        if generation is None or (generation.retry is None and generation.deferred is None):
+            return False
+        return generation.retry is None or generation.retry.at - self.harness.clock() > LONG_SLEEP
+
     async def _release(self) -> None:
         """Let go what was held back for tools that nothing needs any more."""
         if self.harness.hold and not self._paused:
@@ -616,6 +631,51 @@ class Chat:
             return await (await self.conversation.retry()).wait()
 
         self._bridge.run(go_on)
+
+    def inbox(self) -> StatusView:
+        """What waits: questions, notes and resets, oldest first."""
+        self._check_open()
+
+        async def read() -> StatusView:
+            items = (await self.conversation.view()).inbox.items
+            rows = tuple(
+                StatusRow(name=f"{item.submission} · {item.mode.replace('_', '-')}", value=_said(item))
+                for item in items
+            )
+            count = f"{len(rows)} waiting" if rows else "nothing waits"
+            return StatusView(title=f"inbox · {count}", state="waiting" if rows else "idle", rows=rows)
+
+        return self._bridge.run(read)
+
+    def withdraw(self, submission: int) -> Literal["aborted", "already_placed", "settled"]:
+        """Take back what waits. Raises ``DurableError`` for a submission that does not exist."""
+        self._check_open()
+        return self._bridge.run(self.harness._abort_submission, submission)
+
+    def note(self, text: str) -> SubmissionStatus:
+        """Add something that the model reads with the next question; returns whether it is ``done`` or ``queued``."""
+        self._check_open()
+
+        async def write() -> SubmissionStatus:
+            said = UserMessage([TextBlock(text)], timestamp=self.harness.clock())
+            return (await (await self.conversation.write("notebook.note", messages=[said])).status()).status
+
+        return self._bridge.run(write)
+
+    def reset(self, handoff: str | None = None) -> None:
+        """Start the model's context anew, with a note to what comes; the history stays."""
+        self._check_open()
+        self._bridge.run(self.conversation.reset, handoff)
+
+    def abort(self, task: int) -> Literal["marked", "terminal"]:
+        """Stop one task and the work below it. Raises ``DurableError`` for a task that does not exist."""
+        self._check_open()
+        return self._bridge.run(self.harness.abort_task, TaskId(task))
+
+    def signal(self, task: int, name: str, value: Any = None, *, request_id: str | None = None) -> str:
+        """Send a named value to a task: ``delivered``, ``kept``, ``duplicate`` or ``terminal``."""
+        self._check_open()
+        return self._bridge.run(lambda: self.harness.signal(TaskId(task), name, value, request_id=request_id))
 
     def approvals(self) -> tuple[LiveApproval, ...]:
         """The calls that wait for a person; ``call`` is what ``approve`` and ``deny`` take."""
@@ -725,6 +785,54 @@ class Chat:
 
         return self._bridge.run(read)
 
+    def context(self) -> TranscriptView:
+        """The entries that the model's next request is made of."""
+        self._check_open()
+
+        async def read() -> TranscriptView:
+            view = await self.conversation.context()
+            return transcript_view(view.entries, conversation=self.conversation.id)
+
+        return self._bridge.run(read)
+
+    def record(self, id: int) -> Entry | TaskRecord | SubmissionRecord:
+        """The record of an id. Raises ``NotebookError`` when there is none."""
+        self._check_open()
+
+        async def read() -> Entry | TaskRecord | SubmissionRecord:
+            storage = self.harness.storage
+            found = await storage.entry(id) or await storage.task(id) or await storage.submission(id)
+            if found is None:
+                raise NotebookError(f"there is no entry, task or submission {id}")
+            return found
+
+        return self._bridge.run(read)
+
+    def story(self, task: int) -> str:
+        """What happened to a task, as a person reads it. Raises ``DurableError`` for one that does not exist."""
+        self._check_open()
+        return self._bridge.run(self.harness.story, TaskId(task))
+
+    def limit(self, **caps: float | int | None) -> RunLimits:
+        """Change spending caps (``turns``, ``tokens``, ``cost`` per run, ``session_cost``); returns those in force."""
+        unknown = set(caps) - set(RunLimits.model_fields)
+        if unknown:
+            raise NotebookError(
+                f"there is no limit {', '.join(sorted(unknown))}; there are turns, tokens, cost, session_cost"
+            )
+        self._limits = RunLimits.model_validate(self._settings().limits.to_data() | caps)
+        return self._limits
+
+    def _settings(self) -> Settings:
+        """The settings that the session was opened with, under the caps that were set since."""
+        given = self._given_settings() if callable(self._given_settings) else self._given_settings
+        return given if self._limits is None else given.replaced(limits=self._limits)
+
+    def backup(self, path: str | os.PathLike[str]) -> None:
+        """Write a consistent copy of the session, while it works, to a new file."""
+        self._check_open()
+        self._bridge.run(lambda: self.harness.storage.backup(os.fspath(path)))
+
     def usage(self) -> UsageState:
         """Tokens and cost of the session, per model and per tool."""
         self._check_open()
@@ -765,36 +873,44 @@ class Chat:
 
     async def _hold_for_tools(self) -> None:
         """Stay paused while recovered work names something this kernel lacks; go on when the registry has it."""
-        self._unsubscribe = self.harness.registry.subscribe(self._look_again)
+        self._unsubscribe = self.harness.registry.subscribe(lambda: self._bridge.call_soon(self._look_again))
         self.harness.hold = True
         self._waiting_for = tuple(_remedy(name) for name in (await self.harness.inspect()).unresolved)
         if not self._waiting_for:
             await self._resume()
 
-    def _look_again(self) -> None:
-        async def look() -> None:
-            if self._paused or not self.harness.hold or self.closed:
-                return
-            self._waiting_for = tuple(_remedy(name) for name in (await self.harness.inspect()).unresolved)
-            if not self._waiting_for:
-                await self._resume()
-            else:
-                self._refresh_turns()
-
-        self._bridge.call_soon(look)
+    async def _look_again(self) -> None:
+        """Go on when nothing is missing any more; called whenever the registry has changed."""
+        if self._paused or not self.harness.hold or self.closed:
+            return
+        self._waiting_for = tuple(_remedy(name) for name in (await self.harness.inspect()).unresolved)
+        if not self._waiting_for:
+            await self._resume()
+        else:
+            self._refresh_turns()
 
     def _refresh_turns(self) -> None:
         """Show again what waited for scheduling."""
 
         async def refresh() -> None:
-            view = await self.conversation.view()
-            for turn in self._turns.values():
-                if not turn._settled.is_set():
-                    record = await turn._submission.status()
-                    if not record.settled:
-                        turn._update(record, view)
+            try:
+                view = await self.conversation.view()
+                for turn in self._turns.values():
+                    if not turn._settled.is_set():
+                        record = await turn._submission.status()
+                        if not record.settled:
+                            turn._update(record, view)
+            except SessionClosed:
+                return  # the turns show that by themselves
 
         self._bridge.call_soon(refresh)
+
+
+def _said(item: InboxItem) -> str:
+    """What waits, in one line."""
+    if item.mode == "reset":
+        return f"a new context{': ' if item.messages else ''}{' '.join(message.text for message in item.messages)}"
+    return clip(text_of(item.content) or " ".join(message.text for message in item.messages) or item.kind or "", 200)
 
 
 def _remedy(name: str) -> str:
@@ -898,7 +1014,15 @@ async def _open(
         await asyncio.to_thread(_check_model, agent["model"])
     if settings is None:  # each cell is a question of its own: one that fails does not keep the next waiting
         settings = Settings(after_failed_run="continue")
-    harness = await Harness.open(path, models=default_models, registry=registry, settings=settings, env=env)
+    given = settings
+    chat: Chat | None = None
+
+    def in_force() -> Settings:
+        if chat is not None:
+            return chat._settings()
+        return given() if callable(given) else given
+
+    harness = await Harness.open(path, models=default_models, registry=registry, settings=in_force, env=env)
     try:
         harness.run_in_kernel = bridge.run_in_kernel
         harness.hold = True
@@ -907,6 +1031,7 @@ async def _open(
         if agent and not new:
             await root.configure(**agent)
         chat = Chat(bridge, harness, root, name)
+        chat._given_settings = given
         inspection = await harness.inspect()
         lives = await harness.storage.lives()
         found = await _cut_off(harness)
@@ -975,6 +1100,8 @@ def current() -> Chat:
     """The session that magics use. Raises ``NotebookError`` when none is open."""
     chat = _sessions.get(_current) if _current is not None else None
     if chat is None or chat.closed:
+        chat = next(reversed(sessions()), None)
+    if chat is None:
         raise NotebookError("no session is open: `%durable open chat.sqlite` opens or creates one")
     return chat
 
@@ -998,11 +1125,15 @@ def use(name: str) -> Chat:
 def close(name: str | None = None) -> Chat:
     """Close a session, by default the current one; the one opened last of the others becomes the current one."""
     global _current
+    before = _current
     chat = current() if name is None else use(name)
     chat.close()
     _sessions.pop(chat.name, None)
-    rest = sessions()
-    _current = rest[-1].name if rest else None
+    if chat.name == before:
+        rest = sessions()
+        _current = rest[-1].name if rest else None
+    else:
+        _current = before
     return chat
 
 

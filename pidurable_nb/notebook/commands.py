@@ -15,7 +15,7 @@ import keyword
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from ..agent.conversation import WhenBusy
 from ..agent.extension import Extension
@@ -62,6 +62,9 @@ def _usage(parser: argparse.ArgumentParser) -> str:
     return " ".join(parser.format_usage().removeprefix("usage: ").replace("[-h]", "").split())
 
 
+Text: TypeAlias = Literal["required", "optional"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """A subcommand: its name, its parser, and what it does. ``text`` means that the rest of its line is a text."""
@@ -71,14 +74,14 @@ class Command:
     example: str
     parser: argparse.ArgumentParser
     act: Callable[[Any, argparse.Namespace], Any]
-    text: bool = False
+    text: Text | None = None  # the rest of the line is text, which must or may be there
 
 
 COMMANDS: dict[str, Command] = {}
 
 
 def command(
-    name: str, about: str, example: str, *arguments: tuple[Any, dict[str, Any]], text: bool = False
+    name: str, about: str, example: str, *arguments: tuple[Any, dict[str, Any]], text: Text | None = None
 ) -> Callable[[Callable[[Any, argparse.Namespace], Any]], Callable[..., Any]]:
     """Register a subcommand."""
 
@@ -97,7 +100,7 @@ def _sentence(about: str) -> str:
     return f"{about[:1].upper()}{about[1:]}."
 
 
-_TEXT = ("text", {"nargs": "+", "help": "the rest of the line; {name} inserts a value of the notebook"})
+TEXT = ("text", {"nargs": "+", "help": "the rest of the line; {name} inserts a value of the notebook"})
 
 CELL = _Parser(
     prog="%%durable",
@@ -150,7 +153,7 @@ def run_line(shell: Any, line: str) -> Any:
         raise NotebookError(f"there is no command {name!r}: {hint}")
     try:
         if found.text and rest not in ("--help", "-h"):
-            if not rest:
+            if not rest and found.text == "required":
                 raise NotebookError(f"{name} needs a text: {found.example}")
             return found.act(shell, argparse.Namespace(text=_interpolated(shell, rest)))
         return found.act(shell, found.parser.parse_args([_interpolated(shell, word) for word in _split(rest)]))
@@ -275,6 +278,8 @@ def _stops_waiting(view: AnswerView, to: str | None) -> str:
         why = f"the model failed and is asked again{at}"
     elif view.status == "deferred":
         why = "the provider answers later"
+    elif view.status == "queued":
+        why = "it is queued behind a run that waits itself (`%durable status` says for what)"
     else:
         why = f"it waits {view.problem or 'for a person'}"
     then = f"to bind {to} once the answer is there" if to is not None else "to see the answer"
@@ -385,7 +390,7 @@ def _close(shell: Any, options: argparse.Namespace) -> None:
 def _status(shell: Any, options: argparse.Namespace) -> None:
     shown = sessions.sessions()
     if not shown:
-        _show(
+        show(
             StatusView(
                 title="no session is open",
                 state="closed",
@@ -393,7 +398,7 @@ def _status(shell: Any, options: argparse.Namespace) -> None:
             )
         )
     for chat in shown:
-        _show(chat.status())
+        show(chat.status())
 
 
 @command("use", "switch to another open session", "%durable use chat", ("name", {"help": "its name"}))
@@ -407,7 +412,7 @@ def _resume(shell: Any, options: argparse.Namespace) -> None:
     print("resumed")
 
 
-@command("ask", "ask one line", "%durable ask What is the capital of {country}?", _TEXT, text=True)
+@command("ask", "ask one line", "%durable ask What is the capital of {country}?", TEXT, text="required")
 def _ask_line(shell: Any, options: argparse.Namespace) -> None:
     _ask(shell, options.text, CELL.parse_args([]))
 
@@ -416,14 +421,14 @@ def _ask_line(shell: Any, options: argparse.Namespace) -> None:
     "steer",
     "put a message into the busy run, after its present tool round; idle, it asks",
     "%durable steer Use metric units",
-    _TEXT,
-    text=True,
+    TEXT,
+    text="required",
 )
 def _steer(shell: Any, options: argparse.Namespace) -> None:
     _ask(shell, options.text, CELL.parse_args(["--steer"]))
 
 
-@command("follow", "ask after the busy run", "%durable follow And in French?", _TEXT, text=True)
+@command("follow", "ask after the busy run", "%durable follow And in French?", TEXT, text="required")
 def _follow(shell: Any, options: argparse.Namespace) -> None:
     _ask(shell, options.text, CELL.parse_args(["--follow-up"]))
 
@@ -432,56 +437,6 @@ def _follow(shell: Any, options: argparse.Namespace) -> None:
 def _stop(shell: Any, options: argparse.Namespace) -> None:
     stopped = sessions.current().stop()
     print("stopped; what was said so far is kept" if stopped else "nothing was running")
-
-
-_CALL = ("call", {"nargs": "?", "help": "the call's id; may be left out when just one waits"})
-
-
-@command(
-    "approve",
-    "allow a tool call that waits for you",
-    "%durable approve call-1 --edit '{\"amount\": 5}'",
-    _CALL,
-    ("--edit", {"metavar": "JSON", "help": "other arguments for it, as a JSON object"}),
-)
-def _approve(shell: Any, options: argparse.Namespace) -> None:
-    chat = sessions.current()
-    call = _waiting_call(chat, options.call)
-    chat.approve(call, arguments=None if options.edit is None else _json_object(options.edit))
-    print(f"approved {call}; the run goes on")
-
-
-@command(
-    "deny",
-    "refuse a tool call that waits for you",
-    "%durable deny call-1 --note 'too expensive'",
-    _CALL,
-    ("--note", {"help": "what the model is told"}),
-)
-def _deny(shell: Any, options: argparse.Namespace) -> None:
-    chat = sessions.current()
-    call = _waiting_call(chat, options.call)
-    chat.deny(call, note=options.note)
-    print(f"denied {call}; the model is told")
-
-
-def _waiting_call(chat: sessions.Chat, call: str | None) -> str:
-    if call is not None:
-        return call
-    waiting = [item.call for item in chat.approvals()]
-    if len(waiting) == 1:
-        return waiting[0]
-    raise NotebookError(f"say which call: {', '.join(waiting)}" if waiting else "no call waits for you")
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise NotebookError(f"--edit takes a JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise NotebookError("--edit takes a JSON object of the call's arguments")
-    return value
 
 
 @command("wait", "wait until the conversation is idle", "%durable wait")
@@ -493,7 +448,7 @@ def _wait(shell: Any, options: argparse.Namespace) -> None:
 def _retry(shell: Any, options: argparse.Namespace) -> None:
     chat = sessions.current()
     chat.retry()
-    _show(chat.history(2))
+    show(chat.history(2))
 
 
 @command(
@@ -503,7 +458,7 @@ def _retry(shell: Any, options: argparse.Namespace) -> None:
     ("--all", {"action": "store_true", "help": "those that have ended too"}),
 )
 def _tasks(shell: Any, options: argparse.Namespace) -> None:
-    _show(sessions.current().tasks(all=options.all))
+    show(sessions.current().tasks(all=options.all))
 
 
 @command(
@@ -513,7 +468,7 @@ def _tasks(shell: Any, options: argparse.Namespace) -> None:
     ("count", {"nargs": "?", "type": int, "help": "only the last so many entries"}),
 )
 def _history(shell: Any, options: argparse.Namespace) -> None:
-    _show(sessions.current().history(options.count))
+    show(sessions.current().history(options.count))
 
 
 @command("usage", "tokens and cost, per model and tool", "%durable usage")
@@ -527,7 +482,7 @@ def _show_usage(shell: Any, options: argparse.Namespace) -> None:
         )
         for name, spent in (*usage.models.items(), *usage.tools.items())
     ]
-    _show(StatusView(title=f"usage · {usage.requests} requests", state="idle", rows=tuple(rows)))
+    show(StatusView(title=f"usage · {usage.requests} requests", state="idle", rows=tuple(rows)))
 
 
 @command(
@@ -544,7 +499,7 @@ def _models(shell: Any, options: argparse.Namespace) -> None:
         StatusRow(name=item.name, value="ready" if item.usable else (item.missing or "not usable"))
         for item in default_models.available()
     )
-    _show(StatusView(title="models", state="idle", rows=rows))
+    show(StatusView(title="models", state="idle", rows=rows))
 
 
 @command(
@@ -574,7 +529,7 @@ def _tools(shell: Any, options: argparse.Namespace) -> None:
         )
         for name, tool in agent.tools.items()
     )
-    _show(StatusView(title="tools" if rows else "no tools: %durable install NAME", state="idle", rows=rows))
+    show(StatusView(title="tools" if rows else "no tools: %durable install NAME", state="idle", rows=rows))
 
 
 @command("crash", "SIGKILL this kernel, as a crash would", "%durable crash")
@@ -610,8 +565,23 @@ def _kernel(shell: Any, options: argparse.Namespace) -> None:
         print(f"child kernel {options.name} has stopped")
 
 
-def _show(view: View) -> None:
+def show(view: View) -> None:
     if frontend.in_ipython():
         _display(mimebundle(view))
     else:
         print(to_text(view))
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """A JSON object from an option's text. Raises ``NotebookError`` with one line."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise NotebookError(f"{option} takes a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise NotebookError(f"{option} takes a JSON object of the call's arguments")
+    return value
+
+
+# Each registers its commands; they use what stands above.
+from . import commands_inbox, commands_records  # noqa: E402, F401

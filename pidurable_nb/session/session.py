@@ -43,7 +43,7 @@ from ..records import (
 from ..storage.protocol import BatchItem, Order, Page, Storage
 from ..storage.queued import QueuedStorage
 from .context import ContextView, ConversationContext
-from .documents import Address, Document, DocumentState, address_of, dump, read
+from .documents import Address, Document, DocumentState, address_of, dump, instance_of, read
 from .mirror import DocumentChange, Mirror, Staged
 from .report import Report, ReportedTask, ReportKind
 from .transaction import Tx
@@ -423,7 +423,8 @@ class Session:
         except StorageRequestError:
             raise
         except Exception as error:
-            self._fail(error)
+            if not (isinstance(error, SessionClosed) and self._closing is not None):
+                self._fail(error)  # a read that comes too late for the close that is going on is no failure
             raise
 
     async def _sealed_conversation(self, id: int) -> ConversationRecord | None:
@@ -525,7 +526,7 @@ class Session:
         self._check_line()
         self._check_open()
         state = await self._committed_document(address_of(doc, scope, key))
-        return None if state is None else read(doc, state.version, state.value)
+        return None if state is None else instance_of(doc, state)
 
     async def snapshot_as_of(
         self, doc: type[D], conversation: ConversationId, *, at: EntryId, key: str | None = None
@@ -722,11 +723,11 @@ class Session:
                     watch._push(None, [{"op": "replace", "path": "", "value": None}])
                     watch._finish(WatchEnd("retired"))
                 else:
-                    watch._push(read(doc, change.after.version, change.after.value), change.ops)
+                    watch._push(instance_of(doc, change.after), change.ops)
 
             watch.address = address
             self._follow(watch, deliver)
-            return read(doc, state.version, state.value)
+            return instance_of(doc, state)
 
         return Watch(attach, self._unfollow, lambda value: None if value is None else dump(value))
 
