@@ -49,7 +49,7 @@ from ..records import (
     TaskRecord,
     TaskStatus,
 )
-from ..values import JsonValue, Value
+from ..values import JsonValue, Value, check_json
 
 T = TypeVar("T")
 Order: TypeAlias = Literal["ascending", "descending"]
@@ -62,6 +62,7 @@ def encode(value: Any, what: str) -> str:
             return value.to_json()
         return to_json(value, inf_nan_mode="strings").decode()
     except (PydanticSerializationError, UnicodeEncodeError, ValueError) as error:
+        check_json(value.model_dump() if isinstance(value, Value) else value, what)  # names the place, where it can
         raise InvalidValue(what, "$", str(error)) from error
 
 

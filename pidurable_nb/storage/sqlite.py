@@ -412,13 +412,22 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         await call_once(copy, "backup")
 
     def _end(self, ended: Literal["closed", "failed"], ended_at: float) -> None:
-        with closing(self._connection) as connection:
-            connection.execute(
-                "UPDATE lives SET ended = ?, ended_at = ?, logged = 0 WHERE id = ?", (ended, ended_at, self.life.id)
-            )
-            # SQLite keeps the log when an observer is there. Emptied, it holds nothing that a copy would lack.
-            connection.execute(f"PRAGMA busy_timeout = {int(CLOSING_PATIENCE * 1000)}")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            # Where a statement failed, its cursor would keep the file open until both are collected.
+            with closing(self._connection) as connection, closing(self._cursor):
+                self._write_end(connection, ended, ended_at)
+        except sqlite3.Error:
+            # A disk that was full may have room for it now: closing has merged the log, and removed it.
+            with closing(sqlite3.connect(self.path, timeout=CLOSING_PATIENCE, isolation_level=None)) as connection:
+                self._write_end(connection, ended, ended_at)
+
+    def _write_end(self, connection: sqlite3.Connection, ended: Literal["closed", "failed"], ended_at: float) -> None:
+        connection.execute(
+            "UPDATE lives SET ended = ?, ended_at = ?, logged = 0 WHERE id = ?", (ended, ended_at, self.life.id)
+        )
+        # SQLite keeps the log when an observer is there. Emptied, it holds nothing that a copy would lack.
+        connection.execute(f"PRAGMA busy_timeout = {int(CLOSING_PATIENCE * 1000)}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 # SQLite merges and removes the log when it closes the file, also where nobody asked for it: when the storage is thrown
