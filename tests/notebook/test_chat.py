@@ -203,6 +203,18 @@ def test_a_closed_chat_says_how_to_go_on(chat: notebook.Chat, path: Path) -> Non
     again.stop()
 
 
+def test_closing_one_of_several_keeps_the_current_one(tmp_path: Path, path: Path) -> None:
+    chats = [notebook.open(tmp_path / f"{name}.sqlite") for name in "abc"]
+    notebook.use("a")
+    notebook.close("b")
+    assert notebook.current() is chats[0]
+    notebook.close()
+    assert notebook.current() is chats[2]
+    chats[2].close()
+    with pytest.raises(NotebookError, match="no session is open"):
+        notebook.current()
+
+
 def test_a_chat_is_a_context(path: Path, model: ScriptedModel) -> None:
     with notebook.open(path, model=model) as chat:
         chat.ask("hello")
@@ -262,6 +274,26 @@ def test_a_waiting_cell_stops_waiting_for_a_provider_that_answers_later(path: Pa
     chat.stop()
 
 
+def test_a_waiting_cell_stops_waiting_behind_a_run_that_waits(shell: Shell, path: Path, model: ScriptedModel) -> None:
+    slow = Settings(retry=RetryPolicy(base_delay=300.0, max_delay=600.0))
+    chat = notebook.open(path, model=model, settings=slow, show=False)
+    chat.submit("busy", show=False)
+    shown = shell.run("%%durable\nbehind it")
+    assert "it is queued behind a run that waits itself" in shown
+    assert "waiting" in shell.run("%durable status")
+    chat.stop()
+
+
+def test_waiting_for_what_is_held_back_says_so(path: Path, model: ScriptedModel) -> None:
+    chat = notebook.open(path, model=model, paused=True)
+    turn = chat.submit("hello")
+    with pytest.raises(NotebookError, match="nothing would end: the session waits paused"):
+        chat.wait()
+    chat.resume()
+    chat.wait()
+    assert turn.result().text == "You said hello"
+
+
 def test_the_cell_says_why_it_stops_waiting_and_how_to_go_on(shell: Shell, path: Path, model: ScriptedModel) -> None:
     slow = Settings(retry=RetryPolicy(base_delay=300.0, max_delay=600.0))
     chat = notebook.open(path, model=model, settings=slow, show=False)
@@ -270,6 +302,27 @@ def test_the_cell_says_why_it_stops_waiting_and_how_to_go_on(shell: Shell, path:
     assert "Run the cell again to bind reply once the answer is there; nothing is asked twice." in shown
     assert "reply" not in shell.names
     chat.stop()
+
+
+# -- what is left behind ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux lists them")
+def test_sessions_of_a_kernel_leave_no_open_files(path: Path, model: ScriptedModel) -> None:
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def kernel() -> None:
+        # A blocking call under a running loop is what a cell is in a kernel.
+        with notebook.open(path, model=model) as chat:
+            chat.ask("hello")
+        before = opened()
+        for _ in range(3):
+            with notebook.open(path, model=model) as chat:
+                chat.ask("hello")
+        assert opened() <= before
+
+    asyncio.run(kernel())
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------
