@@ -168,7 +168,7 @@ class SchedulerCore:
 
     def _changed(self, node: Node, record: TaskRecord, at: float) -> None:
         before = node.record
-        if before.state != record.state:
+        if before.state is not record.state and before.state != record.state:
             self._note(at, record.id, describe(record))
         if record.abort_requested:
             self._marking.discard(record.id)
