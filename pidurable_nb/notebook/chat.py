@@ -394,25 +394,38 @@ class Chat:
         """Ask for a cell: running it again finds the stored submission instead of asking again."""
         self._check_open()
         digest = text_digest(kind, text)
-        if cell is not None:
-            # A cell that asks the same twice, in a loop say, means two submissions.
-            repeated = self._ordinals.repeated(_request_name(), cell, digest)
-            cell = f"{cell}/{repeated}" if repeated else cell
+        cell = self._cell_now(cell, digest)
         return self._bridge.run(self._submit_cell, text, digest, cell, when_busy, again, id)
+
+    def _cell_now(self, cell: str | None, digest: str) -> str | None:
+        """The cell, as it counts in this execution: one that asks the same twice, in a loop say, means two."""
+        if cell is None:
+            return None
+        repeated = self._ordinals.repeated(_request_name(), cell, digest)
+        return f"{cell}/{repeated}" if repeated else cell
 
     async def _submit_cell(
         self, text: str, digest: str, cell: str | None, when_busy: WhenBusy, again: bool, id: str | None
     ) -> Turn:
-        conversation = self.conversation.id
         if id is not None:
             return await self._submit(text, lambda attempt: named_request_id(id, attempt), when_busy, again, cell)
-        if cell is None:
-            ordinal = self._ordinals.next(conversation, digest)
-        else:
-            ordinal = await self._ordinal(conversation, digest, cell)
+        ordinal = await self._ordinal(self.conversation.id, digest, cell)
         return await self._submit(text, lambda attempt: request_id(digest, ordinal, attempt), when_busy, again, cell)
 
-    async def _ordinal(self, conversation: int, digest: str, cell: str) -> int:
+    def cell_request(self, kind: str, text: str, *, cell: str | None) -> str:
+        """The request id with which a cell writes ``text``, so that running it again finds what it wrote."""
+        self._check_open()
+        digest = text_digest(kind, text)
+        here = self._cell_now(cell, digest)
+
+        async def name() -> str:
+            return request_id(digest, await self._ordinal(self.conversation.id, digest, here), 1)
+
+        return self._bridge.run(name)
+
+    async def _ordinal(self, conversation: int, digest: str, cell: str | None) -> int:
+        if cell is None:
+            return self._ordinals.next(conversation, digest)
         known = await self.harness.snapshot(CellsState, conversation)
         if known is not None and cell in known.texts.get(digest, ()):
             return known.texts[digest].index(cell)
@@ -652,20 +665,27 @@ class Chat:
         self._check_open()
         return self._bridge.run(self.harness._abort_submission, submission)
 
-    def note(self, text: str) -> SubmissionStatus:
-        """Add something that the model reads with the next question; returns whether it is ``done`` or ``queued``."""
+    def note(self, text: str, *, request_id: str | None = None) -> SubmissionStatus:
+        """Add something that the model reads with the next question; returns whether it is ``done`` or ``queued``.
+
+        ``request_id`` makes it idempotent: the same id finds what was noted, before and after a restart.
+        """
         self._check_open()
 
         async def write() -> SubmissionStatus:
+            found = None if request_id is None else await self._by_request(request_id)
+            if found is not None:
+                return found.status
             said = UserMessage([TextBlock(text)], timestamp=self.harness.clock())
-            return (await (await self.conversation.write("notebook.note", messages=[said])).status()).status
+            written = await self.conversation.write("notebook.note", messages=[said], request_id=request_id)
+            return (await written.status()).status
 
         return self._bridge.run(write)
 
-    def reset(self, handoff: str | None = None) -> None:
+    def reset(self, handoff: str | None = None, *, request_id: str | None = None) -> None:
         """Start the model's context anew, with a note to what comes; the history stays."""
         self._check_open()
-        self._bridge.run(self.conversation.reset, handoff)
+        self._bridge.run(lambda: self.conversation.reset(handoff, request_id=request_id))
 
     def abort(self, task: int) -> Literal["marked", "terminal"]:
         """Stop one task and the work below it. Raises ``DurableError`` for a task that does not exist."""

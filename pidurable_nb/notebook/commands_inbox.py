@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..errors import NotebookError
-from . import chat as sessions
+from . import chat as sessions, frontend
 from .commands import TEXT, command, json_object, show
 
 
@@ -19,7 +19,7 @@ def _inbox(shell: Any, options: argparse.Namespace) -> None:
     "withdraw",
     "take back a question that waits",
     "%durable withdraw 12",
-    ("id", {"type": int, "help": "the submission, as %%durable inbox shows it"}),
+    ("id", {"type": int, "help": "the submission, as %durable inbox shows it"}),
 )
 def _withdraw(shell: Any, options: argparse.Namespace) -> None:
     done = sessions.current().withdraw(options.id)
@@ -39,7 +39,9 @@ def _withdraw(shell: Any, options: argparse.Namespace) -> None:
     text="required",
 )
 def _note(shell: Any, options: argparse.Namespace) -> None:
-    status = sessions.current().note(options.text)
+    chat = sessions.current()
+    request = chat.cell_request("note", options.text, cell=frontend.cell_id())
+    status = chat.note(options.text, request_id=request)
     print("noted" if status == "done" else "noted: it goes in after the present turn")
 
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ..errors import NotebookError
-from . import chat as sessions
+from . import chat as sessions, frontend
 from .commands import TEXT, command, show
 
 
@@ -31,7 +31,7 @@ def _task(shell: Any, options: argparse.Namespace) -> None:
     "abort",
     "stop one task and the work below it",
     "%durable abort 12",
-    ("id", {"type": int, "help": "its id, as %%durable tasks shows it"}),
+    ("id", {"type": int, "help": "its id, as %durable tasks shows it"}),
 )
 def _abort(shell: Any, options: argparse.Namespace) -> None:
     done = sessions.current().abort(options.id)
@@ -78,7 +78,9 @@ def _limits(shell: Any, options: argparse.Namespace) -> None:
     text="optional",
 )
 def _reset(shell: Any, options: argparse.Namespace) -> None:
-    sessions.current().reset(options.text or None)
+    chat = sessions.current()
+    request = chat.cell_request("reset", options.text, cell=frontend.cell_id())
+    chat.reset(options.text or None, request_id=request)
     print("the next question starts in a new context; everything stays in the history")
 
 

@@ -180,6 +180,19 @@ def test_line_magics_find_theirs_too(book: Book, life: Life, magic: str) -> None
     assert book.asked == 1
 
 
+def test_notes_and_resets_are_written_once(book: Book, life: Life) -> None:
+    book.run("a", "remember this", magic="%durable note")
+    book.run("b", "chapter two", magic="%durable reset")
+    before = book.submissions
+    assert len(before) == 2
+    life(book)
+    book.run("a", "remember this", magic="%durable note")
+    book.run("b", "chapter two", magic="%durable reset")
+    assert book.submissions == before
+    book.run("c", "remember this", magic="%durable note")
+    assert len(book.submissions) == 3
+
+
 # -- without cell ids ------------------------------------------------------------------------------------------------
 
 
