@@ -110,8 +110,9 @@ class TaskTx(Tx):
         mirror = self._session._sealed
         staged_children: dict[int, list[int]] = {}
         for staged in self._staged.tasks.values():
-            if staged.owner is not None:
-                staged_children.setdefault(staged.owner, []).append(staged.id)
+            owner = _owner_in(self, staged)
+            if owner is not None:
+                staged_children.setdefault(owner, []).append(staged.id)
 
         def find(id: int) -> TaskRecord | None:
             return self._staged.tasks.get(id) or mirror.tasks.get(id)
@@ -204,12 +205,20 @@ async def end_task(tx: Tx, record: TaskRecord, outcome: Outcome, *, attempted: b
     """Give a task its outcome: held while ordinary owned work is live, else terminal with its documents retired."""
     live = set(tx._session._sealed.children.get(record.id, ()))
     live -= {task.id for task in tx._staged.tasks.values() if task.terminal}
-    live |= {task.id for task in tx._staged.tasks.values() if not task.terminal and task.owner == record.id}
+    live |= {task.id for task in tx._staged.tasks.values() if not task.terminal and _owner_in(tx, task) == record.id}
     ended = await changed(tx, record, "outcome", outcome_state(outcome, bool(live)))
     await put_ended(tx, ended)
     if attempted:
         tx._add(EndAttempt(record.id, "ended"))
     return ended
+
+
+def _owner_in(tx: Tx, task: TaskRecord) -> int | None:
+    """The task whose ordinary work this is, as ``Mirror.owner_of``, with conversations of this same commit."""
+    staged = tx._staged.conversations.get(task.conversation_id)
+    if staged is None or task.owner is not None or task.background:
+        return tx._session._sealed.owner_of(task)
+    return None if staged.owner is None else staged.owner.task
 
 
 async def put_ended(tx: Tx, ended: TaskRecord) -> None:
