@@ -226,7 +226,7 @@ class ToolContext:
         return self._from_here(self._run.conversation(id))
 
     def create_conversation(self, *, agent: Any = None) -> Any:
-        """A conversation that this call owns, with a copy of the present agent, changed by ``agent``."""
+        """A conversation that this call owns, with a copy of the present agent that ``agent`` changes."""
         harness: Any = self._run._session
         return self._from_here(harness.create_conversation(owner=self.task_id, agent=agent))
 
@@ -241,8 +241,8 @@ class ToolContext:
     def call_tool(self, name: str, arguments: dict[str, JsonValue] | None = None, *, key: str | None = None) -> Any:
         """Call another tool of the conversation; returns its result (``.text``, ``.is_error``, ``.structured``, …).
 
-        The call is a task of its own that this one owns. ``key`` names it within this call: a replay-safe tool that runs
-        again finds its finished nested calls by their keys, which by default count the calls of each tool.
+        The call is a task of its own that this one owns. ``key`` names it within this call: a replay-safe tool that
+        runs again finds its finished nested calls by their keys, which by default count the calls of each tool.
         """
         from .toolrun import call_nested
 

@@ -25,7 +25,7 @@ from ..records import (
     TaskId,
 )
 from ..session import ContextView, Scan, Tx, Watch
-from ..session.documents import Address, check_name, read
+from ..session.documents import Address, check_name, instance_of
 from ..session.session import CommitBlock, Publication, _place
 from ..storage.protocol import Order, Page
 from ..values import JsonValue, Value, check_json
@@ -515,7 +515,7 @@ def watch_conversation(harness: Harness, id: ConversationId) -> Watch[Conversati
         for address, (field, doc) in documents.items():
             change = publication.documents.get(address)
             if change is not None and change.after is not None:
-                changes[field] = read(doc, change.after.version, change.after.value)
+                changes[field] = instance_of(doc, change.after)
                 for op in change.ops:
                     ops.append({**op, "path": f"/{field}{op['path']}"})
         if changes:

@@ -17,7 +17,7 @@ from pydantic import Field
 from ..messages import AssistantMessage, Usage
 from ..records import ConversationId, Entry, EntryId, Outcome, SubmissionId, SubmissionRecord, TaskId, outcome_of_task
 from ..session import Address, Publication, Watch
-from ..session.documents import read
+from ..session.documents import instance_of
 from ..session.watch import MAX_FRAMES
 from ..values import JsonValue, Value
 from .conversation import ConversationView
@@ -288,7 +288,7 @@ def view_after(view: ConversationView, publication: Publication) -> Conversation
     for field, doc in _DOCUMENTS:
         change = publication.documents.get(Address(doc.spec_.kind, view.record.id))
         if change is not None and change.after is not None:
-            changes[field] = read(doc, change.after.version, change.after.value)
+            changes[field] = instance_of(doc, change.after)
     entries = [entry for entry in publication.entries.values() if entry.conversation_id == view.record.id]
     if entries:
         kept = view.entries

@@ -7,13 +7,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ..messages import AssistantMessage, ContentBlock, Message, Usage
+from ..patch import Op
 from ..records import EntryEdit, EntryId, SubmissionId, SubmissionType, TaskId
 from ..session import Document
+from ..session.documents import DELTAS_PER_BASE
 from ..values import JsonValue, Value
 
 
@@ -131,6 +133,11 @@ class LiveState(Document, kind="pi.live", scope="conversation"):
     """What a conversation is doing now; equal to ``LiveState()`` when it is idle."""
 
     compact_ = True
+
+    @classmethod
+    def checkpoint_when(cls, value: dict[str, Any], ops: list[Op], deltas_since_base: int) -> bool:
+        """A base holds every nested call: with many of them bases are rarer, so that they do not cost the most."""
+        return deltas_since_base >= max(DELTAS_PER_BASE, len(value.get("nested_tools", ())))
 
     run: LiveRun | None = None
     generation: LiveGeneration | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -451,7 +452,7 @@ async def _stage_result(
     if result.usage is not None:
         await _count(tx, record, call.name, result.usage)
     if call.parent is not None:
-        live.nested_tools = tuple(item for item in live.nested_tools if item.task != record.id)
+        _update_nested(live, record.id, None)
         return ToolOutcome(content=content, **common)
     message = ToolResultMessage(
         content=content,
@@ -504,11 +505,13 @@ async def _count(tx: Tx, record: TaskRecord, name: str, usage: Usage) -> None:
     counted.tools[name] = counted.tools.get(name, Usage()) + usage
 
 
-def _update_nested(live: LiveState, task: int, status: Literal["pending", "running", "done"]) -> None:
-    if any(item.task == task for item in live.nested_tools):
-        live.nested_tools = tuple(
-            item.replaced(status=status) if item.task == task else item for item in live.nested_tools
-        )
+def _update_nested(live: LiveState, task: int, status: Literal["pending", "running", "done"] | None) -> None:
+    """Show a nested call in another status, or no longer; they stand in the order of their tasks."""
+    shown = live.nested_tools
+    index = bisect_left(shown, task, key=lambda item: item.task)
+    if index < len(shown) and shown[index].task == task:
+        changed = () if status is None else (shown[index].replaced(status=status),)
+        live.nested_tools = (*shown[:index], *changed, *shown[index + 1 :])
 
 
 async def call_nested(

@@ -7,16 +7,16 @@ value of the instance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from ..errors import DocumentVersionError, InvalidDocument, InvalidValue, TransactionClosed
-from ..patch import Op
+from ..patch import Op, identical
 from ..records import DocumentHistory, DocumentRecord, DocumentScope, ForkPolicy
-from ..values import JsonValue, check_json
+from ..values import JsonValue, Value, check_json
 
 DELTAS_PER_BASE = 32
 """How many deltas follow a base before the next base, unless a class chooses otherwise."""
@@ -107,12 +107,17 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class DocumentState:
-    """One live incarnation as it is in memory. ``value`` is shared and never changed in place."""
+    """One live incarnation as it is in memory. ``value`` is shared and never changed in place.
+
+    ``parsed`` is the instance that ``value`` was dumped from, for engine documents: their parts are immutable, so that
+    the next draft and every reader take a copy instead of validating all of it again.
+    """
 
     record: DocumentRecord
     version: int
     value: JsonValue
     deltas: int
+    parsed: Document | None = field(default=None, compare=False, repr=False)
 
 
 def address_of(doc: type[Document], scope_id: int | None, key: str | None) -> Address:
@@ -155,6 +160,22 @@ def read(doc: type[D], version: int, value: JsonValue) -> D:
         raise InvalidDocument(f"the document {spec.kind}", where, first["msg"]) from error
 
 
+def instance_of(doc: type[D], state: DocumentState) -> D:
+    """An instance of a document's value, which the caller may change. Raises as ``read``."""
+    if type(state.parsed) is not doc:
+        return read(doc, state.version, state.value)
+    return copied(state.parsed)
+
+
+def copied(document: D) -> D:
+    """A copy of an engine document that shares its immutable parts."""
+    copy = document.model_copy()
+    for name, value in copy.__dict__.items():
+        if type(value) is dict:
+            copy.__dict__[name] = value.copy()
+    return copy
+
+
 def _detached(value: JsonValue) -> JsonValue:
     if type(value) is dict:
         return {key: _detached(item) for key, item in value.items()}
@@ -163,12 +184,15 @@ def _detached(value: JsonValue) -> JsonValue:
     return value
 
 
-def dump(draft: Document) -> JsonValue:
+def dump(draft: Document, before: DocumentState | None = None) -> JsonValue:
     """The stored value of an instance, as strict JSON. Raises ``InvalidDocument`` with the path of what is not.
 
     Fields of types that pydantic writes as JSON (dates, enumerations, sets, nested models) are stored in that form.
+    What an engine document shares with the instance ``before`` is not dumped again.
     """
     if draft.compact_:
+        if before is not None and type(before.parsed) is type(draft):
+            return _dump_changes(draft, before.parsed, before.value)
         return draft.model_dump(mode="json", exclude_none=True)
     what = f"the document {draft.spec_.kind}"
     try:
@@ -189,6 +213,34 @@ def dump(draft: Document) -> JsonValue:
         path, lost = _difference(draft.model_dump(warnings=False), again.model_dump(warnings=False), "$")
         raise InvalidDocument(what, path, f"a {type(lost).__name__} is not JSON, and its field does not say its type")
     return value
+
+
+def _dump_changes(draft: Document, old: Document, old_value: dict[str, Any]) -> dict[str, Any]:
+    """The value of an engine document, with the parts that are the same objects as before taken over."""
+    value: dict[str, Any] = {}
+    changed: set[str] = set()
+    for name in type(draft).model_fields:
+        item, before = getattr(draft, name), getattr(old, name)
+        if item is None:
+            continue
+        if item is before and type(item) is not dict:
+            value[name] = old_value[name]
+        elif type(item) is type(before) is tuple and item and isinstance(item[0], Value):
+            value[name] = _dump_parts(item, before, old_value[name])
+        else:
+            value[name] = None  # keeps its place among the fields
+            changed.add(name)
+    if changed:
+        value |= draft.model_dump(mode="json", exclude_none=True, include=changed)
+    return value
+
+
+def _dump_parts(parts: tuple[Value, ...], old: tuple[Value, ...], old_values: list[Any]) -> list[Any]:
+    """The values of a tuple that mostly holds what it held: same objects at both ends are taken over."""
+    start = identical(parts, old)
+    end = min(identical(reversed(parts), reversed(old)), min(len(parts), len(old)) - start)
+    middle = [part.to_data() for part in parts[start : len(parts) - end]]
+    return [*old_values[:start], *middle, *old_values[len(old_values) - end :]]
 
 
 def _unserializable(draft: Document, what: str, error: Exception) -> InvalidDocument:

@@ -41,7 +41,17 @@ from ..storage.protocol import (
     RetireDocument,
 )
 from ..values import JsonValue, check_json
-from .documents import Address, Document, DocumentState, address_of, check_name, close_draft, dump, read
+from .documents import (
+    Address,
+    Document,
+    DocumentState,
+    address_of,
+    check_name,
+    close_draft,
+    copied,
+    dump,
+    instance_of,
+)
 from .mirror import DocumentChange, Staged
 from .scan import Scan
 
@@ -399,7 +409,7 @@ class Tx:
             )
             draft = _Draft(address, doc, doc(**seed), None, record, False)
         else:
-            instance = read(doc, state.version, state.value)
+            instance = instance_of(doc, state)
             draft = _Draft(address, doc, instance, state, state.record, state.version < spec.version)
         self._drafts[address] = draft
         return draft
@@ -493,11 +503,12 @@ class Tx:
         return items
 
     def _document_item(self, draft: _Draft) -> BatchItem | None:
-        value = dump(draft.instance)
         spec = draft.doc.spec_
         before = draft.before
+        value = dump(draft.instance, before)
+        parsed = copied(draft.instance) if draft.doc.compact_ else None
         if before is None:
-            state = DocumentState(draft.record, spec.version, value, 0)
+            state = DocumentState(draft.record, spec.version, value, 0, parsed)
             self._staged.documents[draft.address] = DocumentChange(
                 None, state, [{"op": "replace", "path": "", "value": value}]
             )
@@ -506,7 +517,7 @@ class Tx:
         if not ops and not draft.stale_version:
             return None
         as_base = draft.stale_version or draft.doc.checkpoint_when(value, ops, before.deltas)
-        state = DocumentState(draft.record, spec.version, value, 0 if as_base else before.deltas + 1)
+        state = DocumentState(draft.record, spec.version, value, 0 if as_base else before.deltas + 1, parsed)
         self._staged.documents[draft.address] = DocumentChange(before, state, ops)
         if as_base:
             return ChangeDocument(draft.record, spec.version, value=value)
