@@ -168,6 +168,22 @@ def test_an_interrupt_stops_one_turn_and_what_waits_behind_it_goes_on(live: Kern
     assert [status[1:] for status in live.value(SUBMISSIONS)] == [["unanswered", "aborted"], ["done", None]]
 
 
+def test_answers_turns_and_chats_show_once_in_a_live_front_end(live: Kernel) -> None:
+    opened(live)
+    for code in (
+        "chat.ask('hello')",
+        "await chat.submit('hello')",
+        "chat.submit('hello').result()",
+        "chat.submit('hello')",
+        "%%durable --wait\nhello",
+        "%durable ask hello",
+        "chat",
+    ):
+        ran = live.run(code, cell=code)
+        assert ran.status == "ok", ran.text
+        assert len(ran.displays) == 1, code
+
+
 # -- the end of a kernel ---------------------------------------------------------------------------------------------
 
 
@@ -186,6 +202,30 @@ def test_a_kernel_told_to_shut_down_is_gone_in_time_and_its_session_goes_on(kern
     assert kernel.value(SUBMISSIONS)[0][1] == "done"
     assert len(kernel.value(SUBMISSIONS)) == 1
     assert kernel.value(LIVES) == ["closed", None]
+
+
+def test_a_live_kernel_is_gone_in_time_while_an_answer_streams_between_cells(live: Kernel) -> None:
+    opened(live)
+    assert live.run("%%durable\nlong", cell="one").status == "ok"
+    streaming(live)
+    assert live.shut_down() < 3
+    live.start()
+    assert "closed it cleanly" in opened(live)
+    again = live.run("%%durable\nlong", cell="one")
+    assert "answering" in again.text or "queued" in again.text
+    live.run("%durable stop", cell="two")
+    assert len(live.value(SUBMISSIONS)) == 1
+
+
+def test_crash_kills_this_kernel(kernel: Kernel) -> None:
+    opened(kernel)
+    kernel.run("%%durable\nhello")
+    kernel.send("%durable crash")
+    until(lambda: not kernel.manager.is_alive())
+    kernel.end()
+    kernel.start()
+    assert "died without closing it" in opened(kernel)
+    assert "stored answer from " in kernel.run("%%durable\nhello").text
 
 
 def test_a_killed_kernel_and_the_next_one_finish_the_answer(kernel: Kernel) -> None:
