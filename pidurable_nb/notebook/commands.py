@@ -333,6 +333,8 @@ def _choices(shell: Any, words: list[str]) -> list[str]:
     options = _options(found.parser)
     if found.name in ("use", "close"):
         options += [chat.name for chat in sessions.sessions()]
+    if found.name in ("approve", "deny") and sessions.sessions():
+        options += [item.call for item in sessions.current().approvals()]
     if found.name == "kernel":
         actions = ["start", "kill", "restart", "stop"]
         options += actions if len(given) == 1 else [child.name for child in kernels.running()]

@@ -7,6 +7,7 @@ by ``%load_ext pidurable_nb``, so it imports nothing of the engine: that comes w
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,9 @@ from ..errors import DurableError, NotebookError
 from . import questions
 
 __all__ = ["DurableMagics", "MagicError", "MagicInterrupted", "register"]
+
+
+_log = logging.getLogger("pidurable_nb")
 
 
 class MagicError(NotebookError):
@@ -58,6 +62,12 @@ class DurableMagics(Magics):
             raise
         except (DurableError, OSError, ImportError, ValueError, TypeError) as error:
             raise MagicError(_one_line(error)) from None
+        except Exception as error:
+            _log.debug("a magic failed", exc_info=error)
+            raise MagicError(
+                f"{type(error).__name__}: {_one_line(error)}. This is a fault of pidurable_nb. To see where it is, run "
+                "`import logging; logging.basicConfig(level='DEBUG')` and this cell again"
+            ) from None
         except KeyboardInterrupt as interrupt:
             if hasattr(interrupt, "_render_traceback_"):
                 raise

@@ -207,6 +207,19 @@ def test_a_failure_is_one_line_that_says_what_to_do(shell: Shell, cell: str, sai
     assert said in shell.fails(cell)
 
 
+def test_a_fault_of_ours_is_one_line_too(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(commands.sessions, "current", broken)
+    with caplog.at_level("DEBUG", logger="pidurable_nb"):
+        said = shell.fails("%durable usage")
+    assert said.startswith("KeyError: 'broken'. This is a fault of pidurable_nb.")
+    assert "in broken" in caplog.text
+
+
 def test_a_failed_open_leaves_nothing_open(shell: Shell, tmp_path: Path) -> None:
     shell.fails("%durable open x.sqlite --model nope")
     assert "no session is open" in shell.run("%durable status")
