@@ -98,6 +98,7 @@ class Tool:
     approval: bool | Callable[[dict[str, Any]], bool] = field(default=False, kw_only=True)
     in_kernel: bool = field(default=False, kw_only=True)
     function: Callable[..., Any] | None = field(default=None, kw_only=True, repr=False)
+    _declared: ToolDeclaration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -122,11 +123,15 @@ class Tool:
     @property
     def declaration(self) -> ToolDeclaration:
         """The tool as a model sees it."""
-        if isinstance(self.parameters, type):
-            schema = self.parameters.model_json_schema(schema_generator=_PlainSchema)
-        else:
-            schema = dict(self.parameters)
-        return ToolDeclaration(name=self.name, description=self.description, parameters=schema)
+        if self._declared is None:
+            if isinstance(self.parameters, type):
+                schema = self.parameters.model_json_schema(schema_generator=_PlainSchema)
+            else:
+                schema = dict(self.parameters)
+            made = ToolDeclaration(name=self.name, description=self.description, parameters=schema)
+            object.__setattr__(self, "_declared", made)
+        assert self._declared is not None
+        return self._declared
 
     def validate(self, arguments: Any) -> dict[str, JsonValue]:
         """The arguments in their checked JSON form. Raises ``ValueError`` with a message for the model."""

@@ -264,7 +264,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class LocalModel:
-    """One GGUF file as a model. ``settings`` are pydantic-ai's; ``threads`` is how many llama.cpp computes with."""
+    """One GGUF file as a model. ``settings`` are pydantic-ai's; ``threads`` is how many llama.cpp computes
+    with; more than there are idle cores make it wait for itself, so one is the default."""
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ class LocalModel:
         *,
         context_window: int = CONTEXT,
         max_output_tokens: int = MAX_OUTPUT_TOKENS,
-        threads: int = 2,
+        threads: int = 1,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.id = id
