@@ -272,6 +272,7 @@ def _from_function(
             return await call(arguments, ctx)
 
         execute = call_async
+    execute.__name__ = execute.__qualname__ = label  # what errors about the call name
     if options.get("output_limits") is None:
         options = {key: value for key, value in options.items() if key != "output_limits"}
     return Tool(

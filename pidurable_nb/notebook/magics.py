@@ -34,7 +34,7 @@ class MagicInterrupted(KeyboardInterrupt):
     """An interrupt of a magic; one that waited for a turn raises ``chat.TurnInterrupted``, which says more."""
 
     def _render_traceback_(self) -> list[str]:
-        return ["interrupted"]
+        return ["interrupted: a turn that was going on goes on; %durable stop stops it"]
 
 
 @magics_class

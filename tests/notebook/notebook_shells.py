@@ -106,7 +106,7 @@ class Ran:
                 said.append(content["text"])
             elif output["msg_type"] == "error":
                 said.append("\n".join(content["traceback"]) + "\n")
-            elif "data" in content:
+            elif output["msg_type"] in ("display_data", "execute_result", "update_display_data"):
                 said.append(content["data"].get("text/plain", "") + "\n")
         return ANSI.sub("", "".join(said))
 

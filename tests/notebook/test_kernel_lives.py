@@ -129,6 +129,43 @@ def test_an_interrupt_ends_the_cell_at_once_and_the_turn_a_second_later(kernel: 
     assert "You said next" in kernel.run("%%durable\nnext").text
 
 
+def test_an_interrupt_of_another_magic_leaves_the_turn_going(live: Kernel) -> None:
+    opened(live)
+    live.run("%%durable\nhang", cell="one")
+    ran = live.send("%durable wait", cell="two")
+    streaming(live)
+    live.interrupt()
+    live.wait(ran, timeout=5)
+    assert ran.text.strip() == "interrupted: a turn that was going on goes on; %durable stop stops it"
+    assert live.value(SUBMISSIONS)[0][1] not in ("done", "unanswered")
+
+
+def test_an_interrupt_reaches_a_tool_on_the_kernel_thread(kernel: Kernel) -> None:
+    opened(kernel)
+    kernel.run(IN_KERNEL)
+    ran = kernel.send("%%durable\nweather")
+    kernel.wait(ran, has="in the kernel now")
+    began = time.monotonic()
+    kernel.interrupt()
+    kernel.wait(ran, timeout=5)
+    assert time.monotonic() - began < 1
+    assert "interrupted: the turn stops in a second" in ran.text
+    kernel.run("%durable wait")
+    assert "weather was interrupted in the kernel" in kernel.run("%durable history").text
+    assert "You said next" in kernel.run("%%durable\nnext").text
+
+
+IN_KERNEL = """
+import time
+@tool(in_kernel=True)
+def weather(city: str) -> str:
+    print("in the kernel now", flush=True)
+    time.sleep(30)
+    return "late"
+chat.install(weather)
+"""
+
+
 def test_an_interrupt_before_a_restart_aborts_nothing(kernel: Kernel) -> None:
     opened(kernel)
     ran = kernel.send("%%durable\nslow")
