@@ -42,6 +42,14 @@ class TaskGraph(Value):
 
     tasks: dict[TaskId, TaskNode] = Field(default_factory=dict)
 
+    def ops_from(self, before: TaskGraph) -> list[Op]:
+        """The operations that lead from an earlier graph to this one; only nodes that changed are compared."""
+        return [
+            op
+            for id in sorted(before.tasks.keys() | self.tasks.keys())
+            for op in node_ops(id, before.tasks.get(id), self.tasks.get(id))
+        ]
+
 
 def node_of(node: Node, conversations: Iterable[int] = ()) -> TaskNode:
     """One node of the graph from what the scheduler knows."""
@@ -75,6 +83,18 @@ def graph_of(nodes: Iterable[Node], conversations: Mapping[int, set[int]]) -> Ta
     return TaskGraph(tasks=dict(sorted(tasks.items())))
 
 
+def node_ops(id: int, old: TaskNode | None, new: TaskNode | None) -> list[Op]:
+    """The operations that lead from one form of a node to another; ``None`` when it is not live."""
+    path = f"/tasks/{id}"
+    if new is None:
+        return [] if old is None else [{"op": "remove", "path": path}]
+    if old is None:
+        return [{"op": "add", "path": path, "value": new.to_data()}]
+    if old is new or old == new:
+        return []
+    return [{**op, "path": path + op["path"]} for op in diff(old.to_data(), new.to_data())]
+
+
 class GraphKeeper:
     """The graph that watches follow, kept by what changed: each look costs what it touches.
 
@@ -99,17 +119,12 @@ class GraphKeeper:
         for id in sorted(changed):
             old = tasks.get(TaskId(id))
             node = self._core.nodes.get(id)
-            if node is None:
-                if old is not None:
-                    del tasks[TaskId(id)]
-                    ops.append({"op": "remove", "path": f"/tasks/{id}"})
-                continue
-            new = node_of(node, self._conversations.get(id, ()))
-            tasks[TaskId(id)] = new
-            if old is None:
-                ops.append({"op": "add", "path": f"/tasks/{id}", "value": new.to_data()})
-            elif old != new:
-                ops.extend({**op, "path": f"/tasks/{id}{op['path']}"} for op in diff(old.to_data(), new.to_data()))
+            new = None if node is None else node_of(node, self._conversations.get(id, ()))
+            if new is not None:
+                tasks[TaskId(id)] = new
+            elif old is not None:
+                del tasks[TaskId(id)]
+            ops.extend(node_ops(id, old, new))
         if ops:
             self.graph = TaskGraph.model_construct(tasks=tasks)  # every node was validated when it was made
         return ops
