@@ -301,6 +301,26 @@ class _Follower(Harness):
     def _graph(self) -> TaskGraph:
         return graph_of(self._nodes(), self._committed.owned_conversations)
 
+    def watch_task_graph(self) -> Watch[TaskGraph]:
+        self._check_open()
+        shown = TaskGraph()
+
+        def attach(watch: Watch[TaskGraph]) -> TaskGraph:
+            nonlocal shown
+            self._follow(watch, lambda publication: follow(watch, publication))
+            shown = self._graph()
+            return shown
+
+        def follow(watch: Watch[TaskGraph], publication: Publication) -> None:
+            nonlocal shown
+            if publication.tasks or publication.conversations:
+                before, shown = shown, self._graph()
+                ops = _graph_ops(before, shown)
+                if ops:
+                    watch._push(shown, ops)
+
+        return Watch(attach, self._unfollow, TaskGraph.to_data)
+
     async def inspect(self) -> Inspection:
         self._check_open()
         return Inspection(
@@ -319,6 +339,18 @@ class _Follower(Harness):
 
 def _ignored(report: Report) -> None:
     """Reports are the owner's. What fails an observer is told by its end and by its watches."""
+
+
+def _graph_ops(before: TaskGraph, after: TaskGraph) -> list[Op]:
+    """The operations that lead from one graph to a later one; only nodes that changed are compared in full."""
+    ops: list[Op] = [{"op": "remove", "path": f"/tasks/{id}"} for id in before.tasks if id not in after.tasks]
+    for id, node in after.tasks.items():
+        old = before.tasks.get(id)
+        if old is None:
+            ops.append({"op": "add", "path": f"/tasks/{id}", "value": node.to_data()})
+        elif old != node:
+            ops.extend({**op, "path": f"/tasks/{id}{op['path']}"} for op in diff(old.to_data(), node.to_data()))
+    return ops
 
 
 def _replaced(value: Any) -> Op:

@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
 
 from ..errors import DurableError, StorageCorrupt, StorageError, StorageRequestError
 from .jsonl import JOURNAL, replay
-from .lock import LockHolder, holder
+from .lock import LockHolder, holder, warn_about_network
 from .memory import MemoryState
 from .protocol import BatchItem, Changes, CommitInfo
 from .reading import Opening
 from .readonly import PATIENCE, connect, lock_of, log_of, not_a_session
 from .sqlite_reads import SqliteReads
+from .sqlite_schema import check_version
 from .worker import Worker, deliver
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class SqliteSource:
         if connection is not None:
             connection.execute("BEGIN")
             try:
+                check_version(connection, self._name)  # the next owner may be of a newer version
                 yield SqliteReads(connection, self._name)
             finally:
                 connection.execute("ROLLBACK")
@@ -242,6 +244,7 @@ class FollowedStorage(Opening):
         ``StorageCorrupt`` and ``SchemaTooNew``.
         """
         name, real, journal = _place(where)
+        warn_about_network(name, real, reading=True)
         storage = cls(name, real, JournalSource(real, name) if journal else SqliteSource(real, name))
         storage._worker.start()
         try:

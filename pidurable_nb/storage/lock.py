@@ -234,13 +234,16 @@ def network_file_system(path: str | Path, mounts: str = "/proc/self/mountinfo") 
     return kind if kind in _NETWORK else None
 
 
-def warn_about_network(name: str, path: Path) -> None:
-    """Warn when a storage lies where locks cannot be trusted; for an ``open`` method, which its caller is shown."""
+def warn_about_network(name: str, path: Path, *, reading: bool = False) -> None:
+    """Warn when a storage lies where locks cannot be trusted; for an ``open`` method, which its caller is shown.
+
+    ``reading`` is for one that is only followed.
+    """
     kind = network_file_system(path)
-    if kind is not None:
-        warnings.warn(
-            f"{name} is on a network file system ({kind}), whose locks cannot be trusted: two machines could write "
-            "to it at once. Keep sessions on a local disk.",
-            StorageWarning,
-            stacklevel=3,
-        )
+    if kind is None:
+        return
+    if reading:
+        what = "where what another machine commits may be seen late or not at all. Observe it where its owner works."
+    else:
+        what = "whose locks cannot be trusted: two machines could write to it at once. Keep sessions on a local disk."
+    warnings.warn(f"{name} is on a network file system ({kind}), {what}", StorageWarning, stacklevel=3)

@@ -8,13 +8,14 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,19 @@ import pytest
 from pidurable_nb import Document, Harness, MemoryStorage, Phase, Registry, Session, Task, observe
 from pidurable_nb.agent.extension import Extension
 from pidurable_nb.agent.observe import Observer
-from pidurable_nb.errors import DurableError, SessionClosed, StorageCorrupt, StorageError, StorageRequestError
+from pidurable_nb.errors import (
+    DurableError,
+    SchemaTooNew,
+    SessionClosed,
+    StorageCorrupt,
+    StorageError,
+    StorageRequestError,
+)
 from pidurable_nb.models import ScriptedModel
 from pidurable_nb.patch import apply
 from pidurable_nb.records import TaskId
 from pidurable_nb.session import Watch
-from pidurable_nb.storage import jsonl
+from pidurable_nb.storage import StorageWarning, jsonl
 from pidurable_nb.testing import eventually
 
 KINDS = ["sqlite", "jsonl"]
@@ -329,8 +337,10 @@ def test_tasks_documents_and_inbox_are_followed(tmp_path: Path, kind: str) -> No
                         nap = await tx.create_task(Nap, "a while")
                         (await tx.doc(Marks)).names.append("first")
                     harness.resume()
+                    known = graph.value.to_data()
                     while (node := graph.value.tasks.get(nap)) is None or node.status != "sleeping":
-                        await anext(graph)
+                        known = apply(known, (await anext(graph)).ops)
+                    assert {int(id): shown for id, shown in known["tasks"].items()} == {nap: node.to_data()}
                     assert (node.kind, node.phase, node.until, node.blocked) == ("app.nap", "wake", 10.0**11, None)
                     (inspected,) = (await observer.inspect()).tasks
                     assert inspected.state.kind == "sleeping"
@@ -528,6 +538,33 @@ def test_a_file_that_is_removed_ends_the_watches(tmp_path: Path, kind: str) -> N
             with pytest.raises(StopAsyncIteration):
                 await anext(marks)
             assert "is gone" in str((await observer.wait_closed()).error)
+
+    run(main())
+
+
+def test_an_owner_of_a_newer_version_ends_the_watches(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = where(tmp_path, "sqlite")
+        async with Session.open(place) as session, session.commit() as tx:
+            (await tx.doc(Marks)).names.append("x")
+        async with Session.open(place), observe(place) as observer, observer.watch_doc(Marks) as marks:
+            with closing(sqlite3.connect(place)) as newer:
+                newer.execute("PRAGMA user_version = 99")
+            with pytest.raises(StopAsyncIteration):
+                await anext(marks)
+            assert isinstance((await observer.wait_closed()).error, SchemaTooNew)
+
+    run(main())
+
+
+def test_a_session_on_a_network_file_system_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        place = where(tmp_path, "sqlite")
+        async with Session.open(place):
+            pass
+        monkeypatch.setattr("pidurable_nb.storage.lock.network_file_system", lambda path: "nfs4")
+        with pytest.warns(StorageWarning, match=r"network file system \(nfs4\).*where its owner works"):
+            await (await observe(place)).close()
 
     run(main())
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from pidurable_nb.errors import StorageError
+from pidurable_nb import Session
+from pidurable_nb.errors import SessionFailed, StorageError
 from pidurable_nb.records import ROOT, DocumentId, Entry, EntryId
 from pidurable_nb.storage import JsonlStorage, PutEntry, RetireDocument, SqliteStorage, queued
+from pidurable_nb.testing import eventually
 
 AnyStorage = SqliteStorage | JsonlStorage
 BACKENDS: list[Callable[[Path], Awaitable[AnyStorage]]] = [SqliteStorage.open, JsonlStorage.open]
@@ -220,3 +222,29 @@ def test_closing_stores_what_was_called_before(
         await storage.close()
 
     asyncio.run(main())
+
+
+@backends
+def test_a_loop_that_ends_under_a_commit_ends_the_session(
+    tmp_path: Path, opening: Callable[[Path], Awaitable[AnyStorage]]
+) -> None:
+    ended: list[BaseException | None] = []
+
+    async def main() -> None:
+        storage = await opening(tmp_path / "s")
+        session = await Session.open(storage)
+        held = Held(storage)
+
+        async def commit() -> None:
+            async with session.commit() as tx:
+                await tx.create_conversation()
+
+        committing = asyncio.create_task(commit())
+        committing.add_done_callback(lambda task: ended.append(None if task.cancelled() else task.exception()))
+        await eventually(lambda: len(storage._queue))
+        storage.abandon()  # a disk that never answers
+        held.release.set()
+
+    asyncio.run(main())  # does not hang
+    assert len(ended) == 1
+    assert ended[0] is None or isinstance(ended[0], SessionFailed)
