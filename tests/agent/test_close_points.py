@@ -1,0 +1,123 @@
+"""A close at every commit of a turn: nothing is lost, nothing unsafe runs twice, no restart is counted (section 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pidurable_nb import Harness, ProgressPolicy, Settings, SqliteStorage, ToolContext, tool
+from pidurable_nb.errors import DurableError
+from pidurable_nb.models import Reply, ScriptedModel
+from pidurable_nb.testing import check_stored
+
+from .support import Chat, bounded, calls
+
+
+class ClosingStorage:
+    """Closes the harness above it once it has stored a number of commits."""
+
+    def __init__(self, storage: Any, at: int | None) -> None:
+        self._storage = storage
+        self._at = at
+        self.commits = 0
+        self.harness: Harness | None = None
+        self.closing: asyncio.Task[None] | None = None
+
+    async def commit(self, batch: Any, *, at: float | None = None) -> int:
+        seq: int = await self._storage.commit(batch, at=at)
+        self.commits += 1
+        if self.commits == self._at and self.harness is not None:
+            outside = contextvars.Context()  # code of a task may not close what waits for it
+            self.closing = asyncio.get_running_loop().create_task(self.harness.close(), context=outside)
+        return seq
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_storage"], name)
+
+
+class Turn:
+    """One turn with a slow answer and two tools, closed at one commit and gone on with in a second opening."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: list[str] = []
+        self.requests = 0
+        self.chat = Chat()
+        self.chat.settings = Settings(progress=ProgressPolicy(partial_interval=0.001, output_interval=0.001))
+        self.chat.models = ScriptedModel([self._calls, self._answer], by="transcript")
+
+        @tool(replay="safe")
+        async def safe(ctx: ToolContext) -> str:
+            await ctx.output("working")
+            self.done.append("safe")
+            return "safe result"
+
+        @tool
+        async def unsafe(ctx: ToolContext) -> str:
+            self.done.append("unsafe")
+            await ctx.output("working")
+            return "unsafe result"
+
+        self.chat.install(safe, unsafe)
+
+    def _calls(self, _request: Any) -> Any:
+        self.requests += 1
+        return Reply("let me see", tool_calls=calls("safe", "unsafe").tool_calls, tokens_per_second=2000)
+
+    def _answer(self, _request: Any) -> Any:
+        self.requests += 1
+        return Reply("the answer " * 10, tokens_per_second=2000)
+
+    async def run(self, at: int | None) -> tuple[int, str | None]:
+        """Run until the close or the end: how many commits there were, and how the input ended."""
+        storage = ClosingStorage(await SqliteStorage.open(self.path), at)
+        harness = await Harness.open(
+            storage, models=self.chat.models, registry=self.chat.registry, settings=self.chat.settings
+        )
+        storage.harness = harness
+        status: str | None = None
+        try:
+            root = await harness.root()
+            status = (await (await root.submit("go", request_id="r")).wait()).status
+            await root.wait_for_idle()
+        except DurableError:
+            assert storage.closing is not None
+        if storage.closing is not None:
+            await storage.closing
+        await harness.close()
+        return storage.commits, status
+
+
+@pytest.mark.parametrize("part", range(4))
+@bounded
+async def test_a_turn_goes_on_after_a_close_at_any_commit(tmp_path: Path, part: int) -> None:
+    whole = Turn(tmp_path / "whole.sqlite")
+    commits, status = await whole.run(None)
+    assert (status, whole.requests, sorted(whole.done)) == ("done", 2, ["safe", "unsafe"])
+    assert commits >= 12
+    stopped = 0
+    for at in range(1 + part, commits + 1, 4):
+        turn = Turn(tmp_path / f"{at}.sqlite")
+        _, status = await turn.run(at)
+        stopped += status is None
+        _, status = await turn.run(None)
+        assert status == "done", f"closed at commit {at}"
+        assert turn.done.count("unsafe") <= 1, f"closed at commit {at}"
+        assert turn.done.count("safe") <= 2, f"closed at commit {at}"
+        assert turn.requests <= 3, f"closed at commit {at}"
+        storage = await SqliteStorage.open(turn.path)
+        stored = await check_stored(storage)
+        kinds = [
+            entry.kind
+            for entry in stored.entries
+            if not any(m.role == "assistant" and m.stop_reason == "aborted" for m in entry.messages)
+        ]
+        assert kinds == ["pi.user", "pi.system", "pi.assistant", "pi.tool-result", "pi.tool-result", "pi.assistant"]
+        assert all(task.restarts == 0 for task in stored.tasks.values())
+        assert "cut_off" not in {attempt.end for attempt in await storage.attempts()}
+        await storage.close()
+    assert stopped >= 2
