@@ -105,8 +105,10 @@ class TaskTx(Tx):
             if target is None:
                 raise WaitCycle(f"task {record.id} would wait for task {task}, which does not exist")
             failed = failed or (isinstance(target.state, Terminal) and target.state.outcome.status != "completed")
+        known = self._run._session._failed_targets
+        known.discard(record.id)  # of a commit that was rolled back
         if failed and state.policy == "fail_fast":
-            self._run._session._failed_targets.add(record.id)
+            known.add(record.id)
         mirror = self._session._sealed
         staged_children: dict[int, list[int]] = {}
         for staged in self._staged.tasks.values():

@@ -116,7 +116,7 @@ class TaskSession(Session):
         self._invocations: dict[int, _Invocation] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._failed_migrations: dict[int, type[Task[Any, Any]]] = {}
-        self._failed_targets: set[int] = set()
+        self._failed_targets: set[int] = set()  # sealed fail-fast waits one of whose targets had already failed
         self._task_waiters: dict[int, dict[asyncio.Future[None], None]] = {}
         self._graph_watches: set[Watch[TaskGraph]] = set()
         self._graph_keeper: GraphKeeper | None = None
@@ -722,7 +722,7 @@ class TaskSession(Session):
                 invocation = self._invocations.get(id)
                 if invocation is not None:
                     invocation.run._last_record = record
-                if id in self._failed_targets:
+                if id in self._failed_targets and isinstance(record.state, Waiting):
                     self._failed_targets.discard(id)
                     self._core.target_failed(id)
                 if record.terminal:

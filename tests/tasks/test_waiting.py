@@ -26,6 +26,9 @@ class Part(Task[str, str], name="t.part"):
                 await forever()
             elif task.input == "raise":
                 raise RuntimeError("broken")
+            elif task.input == "slow":
+                await asyncio.sleep(0.05)
+                await task.complete("slow")
             else:
                 await task.complete(task.input)
 
@@ -66,6 +69,34 @@ def test_a_wait_ends_by_its_policy(policy: str, parts: list[str], statuses: list
         async with world(Whole, Part) as w:
             id = await w.create(Whole, {"parts": parts, "policy": policy, "late": late})
             assert (await w.outcome(id)).result == statuses
+
+    run(main)
+
+
+def test_a_wait_that_was_rolled_back_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        class Twice(Task[None, list[str]], name="t.again"):
+            class Run(Phase):
+                async def run(self, task: TaskRun[None, list[str]]) -> None:
+                    async with task.commit() as tx:
+                        bad = await tx.create_task(Part, "fail", owner=task.id)
+                        good = [await tx.create_task(Part, input, owner=task.id) for input in ("slow", "slow")]
+                    await task.wait_for_task(bad)
+                    with pytest.raises(WaitCycle):
+                        await task.wait([bad, 99999], Twice.Read(parts=[]), policy="fail_fast")
+                    await task.wait(good, Twice.Read(parts=good), policy="fail_fast")
+
+            class Read(Phase):
+                parts: list[int]
+
+                async def run(self, task: TaskRun[None, list[str]]) -> None:
+                    await task.complete([outcome.status for outcome in await task.outcomes(self.parts)])
+
+        async with world(Twice, Part) as w:
+            id = await w.create(Twice)
+            w.harness.resume()
+            await w.becomes(id, "waiting")
+            assert (await w.outcome(id)).result == ["completed", "completed"]
 
     run(main)
 
