@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
@@ -54,7 +55,7 @@ class Watchdog:
         watched = _Watched(asyncio.get_running_loop(), threading.get_ident(), blocked, bound)
         with self._condition:
             self._watched[key] = watched
-            if self._thread is None or not self._thread.is_alive():  # the first, or a forked child has lost it
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="pidurable-watchdog", daemon=True)
                 self._thread.start()
             self._condition.notify()
@@ -76,15 +77,20 @@ class Watchdog:
             time.sleep(min(one.bound for one in watched) / 4)
 
     def _look(self, one: _Watched, now: float) -> None:
-        if one.asked_at is None:
+        asked_at = one.asked_at  # the loop clears it at any time
+        if asked_at is None:
             one.asked_at = now
             try:
                 one.loop.call_soon_threadsafe(self._alive, one)
-            except RuntimeError:  # the loop is closed
-                with self._condition:
-                    self._watched = {key: kept for key, kept in self._watched.items() if kept is not one}
+            except RuntimeError:  # the loop is closed, and its session was not
+                self._forget(one)
             return
-        late = now - one.asked_at
+        if not one.loop.is_running():  # a loop that was stopped is not blocked
+            one.asked_at = now
+            if one.loop.is_closed():
+                self._forget(one)
+            return
+        late = now - asked_at
         if late >= one.bound / 2 and one.stack is None:
             frame = sys._current_frames().get(one.thread)
             if frame is not None:
@@ -93,6 +99,17 @@ class Watchdog:
         if late >= GIVE_UP and one.stack is not None and not one.logged:
             one.logged = True
             logger.warning("the event loop has been blocked for %.0f s by:\n%s", late, one.stack)
+
+    def _forget(self, one: _Watched) -> None:
+        with self._condition:
+            for key in [key for key, kept in self._watched.items() if kept is one]:
+                del self._watched[key]
+
+    def _after_fork(self) -> None:
+        """A forked child has neither the thread nor the loops, and perhaps a lock that nobody will release."""
+        self._watched = {}
+        self._condition = threading.Condition()
+        self._thread = None
 
     @staticmethod
     def _alive(one: _Watched) -> None:
@@ -107,3 +124,5 @@ class Watchdog:
 
 
 watchdog = Watchdog()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=watchdog._after_fork)
