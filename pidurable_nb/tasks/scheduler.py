@@ -404,12 +404,12 @@ class TaskSession(Session):
         finally:
             run._active = False
         await self._join(run)
-        self._ended_invocation(run.id)
         try:
             await self._leave(run)
         except DurableError as error:
             if self._failure is None and not isinstance(error, SessionClosed):
                 self._fail(error)
+        self._ended_invocation(run.id)
         self._core.stopped(run.id, self.clock(), why)
         self._stir()
 

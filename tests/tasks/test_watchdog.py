@@ -1,4 +1,4 @@
-"""The watchdog's thread: it outlives loops that stop or close, and never takes one for blocked (engine.md, section 7)."""
+"""The watchdog outlives loops that stop or close, and never takes one for blocked (engine.md, section 7)."""
 
 from __future__ import annotations
 
