@@ -21,7 +21,7 @@ from ..records import (
     TaskRecord,
 )
 from ..session import Session
-from ..session.documents import Address
+from ..session.documents import Address, dump
 from ..storage.protocol import Page, Storage
 from ..tasks import TaskSession
 from .clock import eventually
@@ -109,6 +109,10 @@ async def validate(session: Session) -> None:
         waiting = {record.id: record for record in stored.submissions if not record.settled}
         _compare(problems, f"{name} submissions", mirror.submissions, waiting)
         for address, state in mirror.documents.items():
+            if state is not None and state.parsed is not None and dump(state.parsed) != state.value:
+                problems.append(
+                    f"{name} document {address} is {dump(state.parsed)!r} parsed and {state.value!r} as JSON"
+                )
             await _compare_document(session.storage, problems, name, address, None if state is None else state.value)
     if session._sealed.in_flight:
         problems.append(f"nothing is in flight, but these are remembered as such: {sorted(session._sealed.in_flight)}")
