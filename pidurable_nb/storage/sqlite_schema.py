@@ -119,9 +119,11 @@ def check_file(path: Path, name: str) -> bool:
             f"{name} is an SQLite file of another program, not a session. Nothing was changed. Choose another path."
         )
     log = path.with_name(path.name + "-wal")
-    if status.st_size < pages * page_size and not (log.exists() and log.stat().st_size):
+    logged = log.exists() and log.stat().st_size > 0
+    size = path.stat().st_size  # after the log: a connection that is being closed grows the file, then removes the log
+    if size < pages * page_size and not logged:
         raise StorageCorrupt(
-            f"{name} was cut short: it has {status.st_size} bytes of {pages * page_size}. Nothing was changed. "
+            f"{name} was cut short: it has {size} bytes of {pages * page_size}. Nothing was changed. "
             "Restore a copy."
         )
     return True
