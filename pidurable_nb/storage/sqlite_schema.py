@@ -123,8 +123,7 @@ def check_file(path: Path, name: str) -> bool:
     size = path.stat().st_size  # after the log: a connection that is being closed grows the file, then removes the log
     if size < pages * page_size and not logged:
         raise StorageCorrupt(
-            f"{name} was cut short: it has {size} bytes of {pages * page_size}. Nothing was changed. "
-            "Restore a copy."
+            f"{name} was cut short: it has {size} bytes of {pages * page_size}. Nothing was changed. Restore a copy."
         )
     return True
 
