@@ -344,6 +344,11 @@ class FollowedStorage(Opening):
         damaged = isinstance(error, (sqlite3.DatabaseError, UnicodeDecodeError))
         if damaged and not isinstance(error, sqlite3.OperationalError):
             return not_a_session(self.name, error)
+        if "unable to open" in str(error):
+            return StorageError(
+                f"{self.name} cannot be read ({error}). Nothing was changed. Reading the log that a process left "
+                "beside it needs a folder that may be written to: copy both to one, and observe the copy."
+            )
         return StorageError(f"{self.name} cannot be read now ({error}). Nothing was changed. Observe it again.")
 
     # -- on the loop -------------------------------------------------------------------------------------------------
@@ -447,4 +452,6 @@ def _place(where: str | os.PathLike[str]) -> tuple[str, Path, bool]:
     real = Path(os.path.realpath(text))
     if not real.exists():
         raise StorageError(f"{text} does not exist: there is no session to observe. Check the path.")
+    if not os.access(real, os.R_OK):
+        raise StorageError(f"{text} cannot be observed: this user may not read it. Nothing was changed.")
     return text, real, journal or real.is_dir()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -453,28 +453,69 @@ def test_a_session_that_nobody_has_open_is_read_and_left_as_it_is(tmp_path: Path
     assert contents(tmp_path).keys() - before.keys() <= {"chat.sqlite-wal", "chat.sqlite-shm"}
 
 
-def test_a_read_only_folder_can_be_observed(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("mount") is None:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder that can be made read-only for root too."""
+    if os.name != "posix" or os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("needs root, to mount a folder read-only")
     folder = tmp_path / "folder"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "none", str(folder)], capture_output=True).returncode:
         pytest.skip("this machine does not let root mount")
-    try:
-        place = str(folder / "chat.sqlite")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def protect(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+def test_a_read_only_folder_can_be_observed(disk: Path) -> None:
+    place = str(disk / "chat.sqlite")
+    finished(place)
+    protect(disk)
+
+    async def main() -> None:
+        async with observe(place) as observer:
+            assert [entry.text for entry in (await observer.view()).entries] == ["work", "done"]
+            assert observer.owner is None
+
+    run(main())
+    with pytest.raises(StorageError, match="lock file"):
         finished(place)
-        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
 
-        async def main() -> None:
-            async with observe(place) as observer:
-                assert [entry.text for entry in (await observer.view()).entries] == ["work", "done"]
-                assert observer.owner is None
 
-        run(main())
-        with pytest.raises(StorageError, match="lock file"):
-            finished(place)
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+def test_what_a_dead_process_left_in_a_read_only_folder(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(disk / "chat.sqlite")
+
+    async def main() -> None:
+        async with process(place, "hang") as owner:
+            owner.tell("go")
+            async with observe(place) as observer, observer.watch() as watch:
+                while partial(watch) != "cut off here":
+                    await anext(watch)
+            owner.kill()
+        await asyncio.to_thread(protect, disk)
+        async with observe(place) as observer:
+            live = (await observer.view()).live
+            assert live.generation is not None
+            assert live.generation.message is not None
+            assert live.generation.message.text == "cut off here"
+
+    run(main())
+    # Without the log's index, reading would have to make one.
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    (disk / "chat.sqlite-shm").unlink()
+    protect(disk)
+    monkeypatch.setattr("pidurable_nb.storage.following.PATIENCE", 0.2)
+    assert "observe the copy" in str(refused(place))
+
+
+def test_a_file_that_may_not_be_read_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = where(tmp_path, "sqlite")
+    finished(place)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "may not read it" in str(refused(place))
 
 
 # -- files that change under it --------------------------------------------------------------------------------------
