@@ -110,6 +110,10 @@ def check_file(path: Path, name: str) -> bool:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             (page_size,) = connection.execute("PRAGMA page_size").fetchone()
     except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes damaged text in its messages
+        if _logged(path):
+            # A kill in the middle of a checkpoint leaves a header that counts pages which only the log has. SQLite
+            # mends that when it opens the file with its log, and says so if it cannot.
+            return True
         raise StorageCorrupt(
             f"{name} is not a session: it cannot be read as an SQLite file ({error}). Nothing was changed. "
             "Choose another path, or restore a copy."
@@ -118,14 +122,21 @@ def check_file(path: Path, name: str) -> bool:
         raise StorageCorrupt(
             f"{name} is an SQLite file of another program, not a session. Nothing was changed. Choose another path."
         )
-    log = path.with_name(path.name + "-wal")
-    logged = log.exists() and log.stat().st_size > 0
+    logged = _logged(path)
     size = path.stat().st_size  # after the log: a connection that is being closed grows the file, then removes the log
     if size < pages * page_size and not logged:
         raise StorageCorrupt(
             f"{name} was cut short: it has {size} bytes of {pages * page_size}. Nothing was changed. Restore a copy."
         )
     return True
+
+
+def _logged(path: Path) -> bool:
+    """Whether a log with content lies beside the file."""
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def check_version(connection: sqlite3.Connection, name: str) -> int:

@@ -6,8 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from pidurable_nb.notebook.markdown import safe_link, to_html
 
