@@ -42,6 +42,8 @@ class ToolContext:
     """
 
     def __init__(self, run: TaskRun[Any, Any], call: ToolInput, buffer: OutputBuffer, interval: float) -> None:
+        from .toolrun import NestedCalls
+
         self._run = run
         self._call = call
         self._buffer = buffer
@@ -56,6 +58,7 @@ class ToolContext:
         self._timer: asyncio.TimerHandle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
         self._last_flush = float("-inf")
+        self._nested = NestedCalls(run, call)
         self._call_count: dict[str, int] = {}
 
     # -- who and where -----------------------------------------------------------------------------------------------
@@ -244,12 +247,10 @@ class ToolContext:
         The call is a task of its own that this one owns. ``key`` names it within this call: a replay-safe tool that
         runs again finds its finished nested calls by their keys, which by default count the calls of each tool.
         """
-        from .toolrun import call_nested
-
         if key is None:
             self._call_count[name] = count = self._call_count.get(name, 0) + 1
             key = f"{name}:{count}"
-        return self._from_here(call_nested(self._run, self._call, name, arguments or {}, key))
+        return self._from_here(self._nested.call(name, arguments or {}, key))
 
 
 def update_tool(live: LiveState, task: int, **changes: Any) -> LiveTool | None:

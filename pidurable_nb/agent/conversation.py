@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from pydantic import TypeAdapter
@@ -41,9 +40,6 @@ T = TypeVar("T")
 WhenBusy = Literal["follow_up", "steer", "reject"]
 
 _blocks: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
-
-current_invocation: ContextVar[tuple[Any, int] | None] = ContextVar("pidurable_nb_current_invocation", default=None)
-"""The invocation that the current code is part of: the harness, which sets it around that code, and the task's id."""
 
 
 class ConversationView(Value):

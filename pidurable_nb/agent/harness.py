@@ -30,7 +30,7 @@ from ..tasks import Task, TaskSession, Wake
 from ..tasks.core import BlockedReason
 from ..values import Value
 from .agent import Agent, AgentChange, apply_change, resolve
-from .conversation import Conversation, ConversationView, Submission, current_invocation
+from .conversation import Conversation, ConversationView, Submission
 from .generation import GenerationTask
 from .registry import Registry
 from .runs import settle_inputs, withdraw_inputs
@@ -60,9 +60,11 @@ class TaskPending(Value):
 
 
 class TaskWaiting(Value):
-    """Waits for other tasks."""
+    """Waits for other tasks, or for a signal until an instant (epoch seconds; ``None`` waits without end)."""
 
     on: tuple[TaskId, ...] = ()
+    signal: str | None = None
+    until: float | None = None
     kind: Literal["waiting"] = "waiting"
 
 
@@ -451,11 +453,6 @@ class Harness(TaskSession):
         waiters, self._change_waiters = self._change_waiters, []
         _release(waiters)
 
-    def _inside(self) -> int | None:
-        """The task whose live invocation the current code is part of."""
-        inside = current_invocation.get()
-        return inside[1] if inside is not None and inside[0] is self and inside[1] in self._invocations else None
-
     def _check_not_inside(self, conversation: int | None, what: str, *, background: bool = False) -> None:
         """Refuse a wait for idleness by code that idleness waits for (engine.md, rule 1.8)."""
         inside = self._inside()
@@ -480,17 +477,6 @@ class Harness(TaskSession):
             raise WouldDeadlock(f"task {id} cannot end before the task {inside} that this code is part of")
         return await super().wait_for_task(id)
 
-    async def close(self) -> None:
-        """As ``Session.close``. Raises ``WouldDeadlock`` from a tool, a hook or a phase: it would wait for its end."""
-        self._check_line()
-        inside = self._inside()
-        if inside is not None:
-            raise WouldDeadlock(
-                f"close() would wait for the task {inside} that this code is part of: close from outside, or from a "
-                "callback of the event loop"
-            )
-        await super().close()
-
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run engine work that nobody awaits; closing waits for it, and its error is reported."""
         task = self._loop.create_task(work)
@@ -505,13 +491,6 @@ class Harness(TaskSession):
         task.add_done_callback(done)
 
     # -- what the session calls --------------------------------------------------------------------------------------
-
-    async def _phases(self, run: Any) -> str:
-        token = current_invocation.set((self, run.id))
-        try:
-            return await super()._phases(run)
-        finally:
-            current_invocation.reset(token)
 
     def _published(self, publication: Publication) -> None:
         super()._published(publication)
@@ -627,7 +606,7 @@ class Harness(TaskSession):
         if node.invocation is not None or state.status == "running":
             return TaskRunning()
         if state.status == "waiting" and not node.record.abort_requested:
-            return TaskWaiting(on=state.on)
+            return TaskWaiting(on=state.on, signal=state.signal, until=state.until)
         if state.status == "sleeping" and not node.record.abort_requested:
             return TaskSleeping(until=state.until)
         if state.status == "completing":

@@ -514,36 +514,64 @@ def _update_nested(live: LiveState, task: int, status: Literal["pending", "runni
         live.nested_tools = (*shown[:index], *changed, *shown[index + 1 :])
 
 
-async def call_nested(
-    run: TaskRun[Any, Any], caller: ToolInput, name: str, arguments: dict[str, JsonValue], key: str
-) -> ToolOutcome:
-    """Call a tool from a tool: found again by its key when the caller runs again, else made and waited for."""
-    agent: Agent = await run.agent()
-    tool = agent.tools.get(name)
-    if tool is not None and tool.callers == "model":
-        raise DurableError(f"the tool {name} is for the model only")
-    memo = f"nested:{key}"
-    known = run.record.memos.get(memo)
-    if not isinstance(known, int):
-        async with run.commit() as tx:
-            record = await tx._own_record()
-            known = record.memos.get(memo)
-            if not isinstance(known, int):
-                call_id = f"{caller.call_id}/{key}"
-                input = ToolInput(call_id=call_id, name=name, arguments=arguments, parent=run.id, key=key)
-                known = await tx.create_task(ToolTask, input, owner=run.id)
-                tx._memos[memo] = known
-                live = await tx.doc(LiveState, run.conversation_id)
-                nested = NestedTool(parent=run.id, key=key, name=name, task=TaskId(known))
-                live.nested_tools = (*live.nested_tools, nested)
-    ended = await run.wait_for_task(TaskId(known))
-    outcome = outcome_of_task(ended)
-    if outcome is not None and outcome.status == "completed":
-        return ToolOutcome.model_validate(outcome.result)
-    text = (
-        "The nested call was aborted." if outcome is None or outcome.status == "aborted" else "The nested call failed."
-    )
-    return ToolOutcome(content=[TextBlock(text)], is_error=True, code="tool_error")
+class NestedCalls:
+    """The calls that one invocation of a tool makes; those made at the same time are created in one commit."""
+
+    def __init__(self, run: TaskRun[Any, Any], caller: ToolInput) -> None:
+        self._run = run
+        self._caller = caller
+        self._wanted: dict[str, ToolInput] = {}
+        self._creating = asyncio.Lock()
+
+    async def call(self, name: str, arguments: dict[str, JsonValue], key: str) -> ToolOutcome:
+        """Call a tool: found again by its key when the caller runs again, else made; and wait for its result."""
+        run = self._run
+        agent: Agent = await run.agent()
+        tool = agent.tools.get(name)
+        if tool is not None and tool.callers == "model":
+            raise DurableError(f"the tool {name} is for the model only")
+        known = self._known(key)
+        if known is None:
+            call_id = f"{self._caller.call_id}/{key}"
+            checked = check_json(arguments, f"the arguments of the call {key!r}")
+            wanted = ToolInput(call_id=call_id, name=name, arguments=checked, parent=run.id, key=key)
+            known = await self._created(key, wanted)
+        ended = await run.wait_for_task(known)
+        outcome = outcome_of_task(ended)
+        if outcome is not None and outcome.status == "completed":
+            return ToolOutcome.model_validate(outcome.result)
+        aborted = outcome is None or outcome.status == "aborted"
+        text = "The nested call was aborted." if aborted else "The nested call failed."
+        return ToolOutcome(content=[TextBlock(text)], is_error=True, code="tool_error")
+
+    def _known(self, key: str) -> TaskId | None:
+        known = self._run.record.memos.get(f"nested:{key}")
+        return TaskId(known) if isinstance(known, int) else None
+
+    async def _created(self, key: str, wanted: ToolInput) -> TaskId:
+        """The task of a call. Whoever gets to commit creates all that wait for it by then."""
+        self._wanted.setdefault(key, wanted)
+        try:
+            async with self._creating:
+                known = self._known(key)
+                if known is None:
+                    async with self._run.commit() as tx:
+                        await self._create(tx)
+                    known = self._known(key)
+        finally:
+            self._wanted.pop(key, None)
+        assert known is not None
+        return known
+
+    async def _create(self, tx: TaskTx) -> None:
+        live = await tx.doc(LiveState, self._run.conversation_id)
+        shown: list[NestedTool] = []
+        for key, wanted in self._wanted.items():
+            if self._known(key) is None:
+                task = await tx.create_task(ToolTask, wanted, owner=self._run.id)
+                tx._memos[f"nested:{key}"] = task
+                shown.append(NestedTool(parent=self._run.id, key=key, name=wanted.name, task=task))
+        live.nested_tools = (*live.nested_tools, *shown)
 
 
-__all__ = ["ToolInput", "ToolOutcome", "ToolTask", "call_nested", "error_result"]
+__all__ = ["NestedCalls", "ToolInput", "ToolOutcome", "ToolTask", "error_result"]

@@ -16,6 +16,7 @@ from pidurable_nb import (
     Block,
     Extension,
     Harness,
+    LiveState,
     Replace,
     Settings,
     SqliteStorage,
@@ -30,7 +31,7 @@ from pidurable_nb import (
 from pidurable_nb.agent.output import OutputBuffer, clean
 from pidurable_nb.agent.state import Diagnostic
 from pidurable_nb.agent.tool import OutputLimits
-from pidurable_nb.errors import DurableError, InvocationEnded, RegistryError
+from pidurable_nb.errors import DurableError, InvalidValue, InvocationEnded, RegistryError
 from pidurable_nb.messages import ImageBlock, TextBlock, ToolResultMessage, Usage
 from pidurable_nb.models import ScriptedModel
 from pidurable_nb.testing import KillSwitch
@@ -746,6 +747,81 @@ async def test_a_caller_that_runs_again_finds_its_finished_nested_calls_by_key(t
         await found.wait()
         assert ran == [1, 2, 3]
         assert [m.text for m in await results(root)] == ["inner 1, inner 2, inner 3"]
+
+
+@bounded
+async def test_nested_calls_made_at_once_are_created_together_and_a_bad_one_fails_alone() -> None:
+    found: list[Any] = []
+    shown: list[Any] = []
+    watched: set[Any] = set()
+    twenty = asyncio.Event()
+    running: list[int] = []
+
+    @tool
+    async def inner(n: int) -> int:
+        running.append(n)
+        if len(running) == 20:
+            twenty.set()
+        await twenty.wait()
+        return n
+
+    @tool
+    async def outer(ctx: ToolContext) -> str:
+        async def look() -> None:
+            await twenty.wait()
+            state = await ctx.snapshot(LiveState, ctx.conversation_id)
+            shown.append([(item.key, item.status, item.parent == ctx.task_id) for item in state.nested_tools])
+
+        wanted = [ctx.call_tool("inner", {"n": n}, key=f"k{n}") for n in range(20)]
+        bad = ctx.call_tool("inner", {"n": object()}, key="bad")
+        twice = ctx.call_tool("inner", {"n": 0}, key="k0")
+        found.extend(await asyncio.gather(*wanted[:10], bad, *wanted[10:], twice, look(), return_exceptions=True))
+        return "all"
+
+    chat = Chat(calls("outer"), "done")
+    chat.install(inner, outer)
+    async with chat.open() as (harness, root):
+        async with root.watch() as watch:
+            await root.ask("go")
+            async for change in watch:
+                watched.add(tuple(item.status for item in change.value.live.nested_tools))
+                if change.value.live.run is None:
+                    break
+        assert isinstance(found.pop(10), InvalidValue)
+        assert [result.text for result in found[:20]] == [str(n) for n in range(20)]
+        assert found[20].text == "0"
+        assert sorted(running) == list(range(20))
+        assert shown == [[(f"k{n}", "running", True) for n in range(20)]]
+        assert ("pending",) * 19 in watched or ("pending",) * 20 in watched
+        tasks = await harness.tasks(kind="pi.tool").list()
+        commits = [attempt for attempt in await harness.storage.attempts() if attempt.task in {t.id for t in tasks}]
+        assert len(tasks) == 21
+        assert len(commits) == 21
+        assert harness.storage.last_seq < 20 * 2 + 20  # two for each call, its intent and its result
+
+
+@bounded
+async def test_a_nested_call_that_is_given_up_before_its_commit_is_not_made() -> None:
+    ran: list[int] = []
+
+    @tool
+    async def inner(n: int) -> int:
+        ran.append(n)
+        return n
+
+    @tool
+    async def outer(ctx: ToolContext) -> str:
+        asked = [asyncio.create_task(ctx.call_tool("inner", {"n": n}, key=str(n))) for n in range(3)]
+        await asyncio.sleep(0)
+        async with ctx.commit():
+            await asyncio.sleep(0)
+            asked[1].cancel()
+        ended: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        return f"{ended[0].text} {type(ended[1]).__name__} {ended[2].text}"
+
+    message, _ = await one_call(Chat(), outer, inner)
+    assert message.text == "0 CancelledError 2"
+    assert sorted(ran) == [0, 2]
 
 
 @bounded
