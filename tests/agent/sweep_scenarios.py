@@ -1,0 +1,204 @@
+"""Scenarios of conversations for the crash sweep, which kills real processes: each may be begun again where it was cut.
+
+What people do is part of them: it is done under request ids, or only where it is still asked for, so that the process
+that goes on does it again without doing it twice. A tool that must not end too early waits for a note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel
+from testing.scenarios import ANSWER, FAST, ask, calls, model
+
+from pidurable_nb import Conversation, Extension, Harness, Registry, RunLimits, Submission, ToolContext, tool
+from pidurable_nb.errors import DurableError
+from pidurable_nb.messages import ToolCall
+from pidurable_nb.models import ModelRequest, Reply, ScriptedModel
+from pidurable_nb.testing import Stage, eventually
+
+
+def registry_of(*tools: Any) -> Registry:
+    registry = Registry()
+    registry.install(Extension("tools", tools=list(tools)))
+    return registry
+
+
+# -- approval --------------------------------------------------------------------------------------------------------
+
+
+async def _decided(stage: Stage, **decision: Any) -> Any:
+    """An unsafe tool whose call waits for a person, who decides in whichever process is asked."""
+
+    @tool(approval=True)
+    async def pay(amount: int) -> str:
+        stage.note(f"paid {amount}", str(len(stage.notes("decided"))))
+        return f"paid {amount}"
+
+    wanted = Reply(tool_calls=[ToolCall(id="call-pay", name="pay", arguments={"amount": 100})])
+    harness = await Harness.open(
+        stage.storage, models=model(stage, wanted, ANSWER), registry=registry_of(pay), settings=FAST
+    )
+    async with harness:
+        root = await harness.root()
+        submission = await root.submit("Pay.", request_id="pay")
+        await eventually(lambda: _settled_or_asked(root, submission), timeout=20)
+        for asked in (await root.view()).live.approvals:
+            assert (asked.call, asked.arguments) == ("call-pay", {"amount": 100})
+            stage.note("decided")
+            try:
+                await root.decide(asked.call, **decision)
+            except DurableError:  # it was decided before the crash, and is shown until the call goes on
+                stage.note("decided before")
+        settled = await submission.wait()
+        await root.wait_for_idle()
+        assert (await root.view()).live.approvals == ()
+        return [settled.status, settled.reason]
+
+
+async def _settled_or_asked(root: Conversation, submission: Submission) -> bool:
+    return (await submission.status()).settled or bool((await root.view()).live.approvals)
+
+
+async def approved(stage: Stage) -> Any:
+    return await _decided(stage, approve=True)
+
+
+async def denied(stage: Stage) -> Any:
+    return await _decided(stage, approve=False, note="too much")
+
+
+async def edited(stage: Stage) -> Any:
+    return await _decided(stage, approve=True, arguments={"amount": 5})
+
+
+# -- typed answers ---------------------------------------------------------------------------------------------------
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+async def typed_answer(stage: Stage) -> Any:
+    """A typed answer that fits at the second attempt."""
+
+    def final(people: Any) -> Reply:
+        arguments = {"name": "Paris", "people": people}
+        return Reply(tool_calls=[ToolCall(id=f"final-{people}", name="final_answer", arguments=arguments)])
+
+    harness = await Harness.open(stage.storage, models=model(stage, final("many"), final(2)), settings=FAST)
+    async with harness:
+        root = await harness.root()
+        city = await root.ask("Which city?", output=City, request_id="city")
+        await root.wait_for_idle()
+        return city.model_dump()
+
+
+# -- the inbox while a round runs ------------------------------------------------------------------------------------
+
+
+def _slow_round(stage: Stage) -> tuple[ScriptedModel, Registry]:
+    """A model that calls a replay-safe tool for "first" and answers everything else; the tool waits for a note."""
+
+    @tool(replay="safe")
+    async def slow() -> str:
+        stage.note("begun slow")
+        await eventually(lambda: bool(stage.notes("said")), timeout=20)
+        return "slow result"
+
+    def answer(request: ModelRequest) -> Any:
+        stage.note("request")
+        last = request.messages[-1]
+        if last.role == "user" and last.text == "first":
+            return calls("slow")
+        return f"heard {last.text}"
+
+    return ScriptedModel(answer, record=False), registry_of(slow)
+
+
+async def steer_and_follow_up(stage: Stage) -> Any:
+    """A follow-up, then a steer, handed in while a round runs: the steer joins the run, the follow-up comes after."""
+    spoken, registry = _slow_round(stage)
+    harness = await Harness.open(stage.storage, models=spoken, registry=registry, settings=FAST)
+    async with harness:
+        root = await harness.root()
+        first = await root.submit("first", request_id="first")
+        await eventually(lambda: bool(stage.notes("begun slow")), timeout=20)
+        later = await root.submit("later", request_id="later")
+        steer = await root.submit("steer", request_id="steer", when_busy="steer")
+        stage.note("said")
+        settled = [await submission.wait() for submission in (first, steer, later)]
+        answers = [await root.entry(record.answer) for record in settled if record.answer is not None]
+        await root.wait_for_idle()
+        return [answer.text for answer in answers if answer is not None]
+
+
+async def reset_behind_a_round(stage: Stage) -> Any:
+    """A reset, and an input behind it, handed in while a round runs: the run ends, the input starts anew."""
+    spoken, registry = _slow_round(stage)
+    harness = await Harness.open(stage.storage, models=spoken, registry=registry, settings=FAST)
+    async with harness:
+        root = await harness.root()
+        first = await root.submit("first", request_id="first")
+        await eventually(lambda: bool(stage.notes("begun slow")), timeout=20)
+        await root.reset("the note", request_id="reset")
+        following = await root.submit("following", request_id="following")
+        stage.note("said")
+        settled = [await submission.wait() for submission in (first, following)]
+        await root.wait_for_idle()
+        context = await root.context()
+        return [
+            [record.status for record in settled],
+            [record.reason for record in settled],
+            [message.text for message in context.messages if message.role != "system"],
+        ]
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+async def limit_and_retry(stage: Stage) -> Any:
+    """A run that a limit ends after its first turn, and that goes on once the limit was raised."""
+
+    @tool(replay="safe")
+    async def work() -> str:
+        return "worked"
+
+    harness = await Harness.open(
+        stage.storage,
+        models=model(stage, calls("work"), ANSWER),
+        registry=registry_of(work),
+        settings=lambda: FAST.replaced(limits=RunLimits(turns=None if stage.notes("raised") else 1)),
+    )
+    async with harness:
+        root = await harness.root()
+        ended = await (await root.submit("Work.", request_id="work")).wait()
+        stage.note("raised")
+        again = await (await root.retry(request_id="again")).wait()
+        await root.wait_for_idle()
+        failure = (await root.view()).live.run_failure
+        return [ended.status, ended.reason, again.type, again.status, failure and failure.reason]
+
+
+# -- nested calls ----------------------------------------------------------------------------------------------------
+
+
+async def parallel_nested_calls(stage: Stage) -> Any:
+    """A replay-safe tool that makes unsafe calls at once, which one commit creates."""
+
+    @tool
+    async def inner(number: int) -> str:
+        stage.note(f"begun inner {number}")
+        return f"inner {number}"
+
+    @tool(replay="safe")
+    async def outer(ctx: ToolContext) -> str:
+        made = [ctx.call_tool("inner", {"number": number}, key=str(number)) for number in range(4)]
+        return ", ".join(result.text for result in await asyncio.gather(*made))
+
+    harness = await Harness.open(
+        stage.storage, models=model(stage, calls("outer"), ANSWER), registry=registry_of(inner, outer), settings=FAST
+    )
+    return await ask(stage, harness, "Call the outer tool.")
