@@ -225,10 +225,10 @@ class ConversationContext:
 
 def _closed(messages: Sequence[Message]) -> bool:
     """Whether every tool call in these messages has its result in them."""
-    open_calls: set[str] = set()
-    for message in messages:
+    results: set[str] = set()
+    for message in reversed(messages):  # calls before the last answer got their results, or made-up ones, before it
         if message.role == "assistant":
-            open_calls = {call.id for call in message.tool_calls}
-        elif message.role == "tool_result":
-            open_calls.discard(message.call_id)
-    return not open_calls
+            return all(call.id in results for call in message.tool_calls)
+        if message.role == "tool_result":
+            results.add(message.call_id)
+    return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..patch import Op
 from ..records import ConversationRecord, Entry, SubmissionRecord, TaskRecord
@@ -18,8 +19,7 @@ from ..values import Value
 from .documents import Address, DocumentState
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentChange:
+class DocumentChange(NamedTuple):
     """What a commit did to a document. ``after`` is ``None`` when it was retired, ``before`` when it was created.
 
     ``ops`` lead from the value before to the value after; a created document's replace the whole.
@@ -110,7 +110,8 @@ class Mirror:
     def sealed(self, staged: Staged) -> None:
         """Remember records that storage does not show yet."""
         for table in (staged.conversations, staged.entries, staged.tasks, staged.submissions):
-            self.in_flight.update(table)
+            if table:
+                self.in_flight.update(table)
 
     def settled(self, staged: Staged) -> None:
         """Forget them: storage shows them now, unless a later commit in flight changed them again."""

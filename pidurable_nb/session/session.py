@@ -13,14 +13,16 @@ the order of sealing. A storage error ends the session: every commit in flight a
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from ..errors import (
     CommitReentered,
@@ -53,6 +55,9 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Document)
 X = TypeVar("X", bound=Tx)
 
+ATTENDANCE = 0.05
+"""Every how many seconds a session looks whether commits are still under way."""
+
 FAILED_CLOSE = 10.0
 """How many seconds a storage that failed may take to close."""
 
@@ -65,8 +70,7 @@ class SessionEnd:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(NamedTuple):
     """What one settled commit changed."""
 
     seq: int
@@ -98,33 +102,26 @@ class _ContextLoad:
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _OpenCommit:
-    """The commit whose body runs, as the body's own code sees it (engine.md, rule 1.8)."""
-
-    session: Session
-    place: str
-    open: bool = True
-
-
-_open_commit: ContextVar[_OpenCommit | None] = ContextVar("pidurable_nb_open_commit", default=None)
+_open_commit: ContextVar[CommitBlock[Any] | None] = ContextVar("pidurable_nb_open_commit", default=None)
+"""The commit whose body runs, as the body's own code sees it (engine.md, rule 1.8)."""
 
 
 class CommitBlock(Generic[X]):
     """``async with session.commit() as tx``: takes the line, runs the body, seals, waits for storage."""
 
-    __slots__ = ("_make", "_mark", "_place", "_prepare", "_session", "_token", "_tx")
+    __slots__ = ("_make", "_prepare", "_token", "_tx", "open", "place", "session")
 
     def __init__(
         self, session: Session, make: Callable[[], X], place: str, prepare: Callable[[X], Awaitable[None]] | None = None
     ) -> None:
-        self._session = session
+        self.session = session
+        self.place = place
+        self.open = False
         self._make = make
-        self._place = place
         self._prepare = prepare
 
     async def __aenter__(self) -> X:
-        session = self._session
+        session = self.session
         session._check_line()
         await session._line.acquire()
         try:
@@ -133,12 +130,12 @@ class CommitBlock(Generic[X]):
         except BaseException:
             session._line.release()
             raise
-        self._mark = _OpenCommit(session, self._place)
-        self._token = _open_commit.set(self._mark)
+        self.open = True
+        self._token = _open_commit.set(self)
         return self._tx
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        session, tx = self._session, self._tx
+        session, tx = self.session, self._tx
         sealed: _Sealed | None = None
         refused: BaseException | None = None
         try:
@@ -159,13 +156,13 @@ class CommitBlock(Generic[X]):
             raise refused
 
     def _leave(self) -> None:
-        self._mark.open = False
+        self.open = False
         try:
             _open_commit.reset(self._token)
         except ValueError:  # the block was left in another context than it was entered, as a generator's clean-up does
             _open_commit.set(None)
         self._tx._close()
-        self._session._line.release()
+        self.session._line.release()
 
 
 class Opening(Generic[T]):
@@ -219,6 +216,7 @@ class Session:
         self._document_used: dict[Address, float] = {}
         self._swept = time.monotonic()
         self._stores: set[asyncio.Task[Any]] = set()
+        self._attending: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
     @classmethod
@@ -282,14 +280,17 @@ class Session:
         A queue is asked at once. It spares each commit a task of its own, which costs as much as the commit itself.
         """
 
+        def settled(seq: int | None, error: BaseException | None) -> None:
+            sealed.seq, sealed.error = seq, error
+            self._settle()
+
         def stored(asked: asyncio.Future[int]) -> None:
             if asked.cancelled():
                 self._torn_down(sealed)
-                return
-            sealed.error = asked.exception()
-            if sealed.error is None:
-                sealed.seq = asked.result()
-            self._settle()
+            elif (error := asked.exception()) is not None:
+                settled(None, error)
+            else:
+                settled(asked.result(), None)
 
         storage = self.storage
         if not isinstance(storage, QueuedStorage):
@@ -299,28 +300,26 @@ class Session:
             store.add_done_callback(stored)
             return
         try:
-            asked = storage.enqueue(items, at=sealed.at)
+            storage.enqueue(items, settled, at=sealed.at)
         except Exception as error:
-            asked = self._loop.create_future()
-            asked.set_exception(error)
-        asked.add_done_callback(stored)
-        if not self._stores:
-            attending = self._loop.create_task(self._attend())
-            self._stores.add(attending)
-            attending.add_done_callback(self._stores.discard)
+            self._loop.call_soon(settled, None, error)
+        if self._attending is None:
+            self._attending = self._loop.create_task(self._attend())
 
     async def _attend(self) -> None:
-        """Wait while commits are under way, to hear when the event loop is torn down meanwhile."""
+        """Be there while commits are under way, to hear when the event loop is torn down meanwhile.
+
+        It looks again from time to time, so that one task serves a whole stream of commits.
+        """
         try:
             while self._inflight and self._failure is None:
-                newest = self._inflight[-1]
-                waiter: asyncio.Future[None] = self._loop.create_future()
-                newest.waiters.append(waiter)
-                await waiter
+                await asyncio.sleep(ATTENDANCE)
         except asyncio.CancelledError:
-            if self._inflight:
+            if self._inflight and self.end is None:
                 self._torn_down(self._inflight[0])
             raise
+        finally:
+            self._attending = None
 
     def _torn_down(self, sealed: _Sealed) -> None:
         """The event loop ends under a commit: as in a crash, there is nobody to close for."""
@@ -357,11 +356,12 @@ class Session:
         except Exception as error:  # a raise in the engine's own listeners fails the session (engine.md, section 15)
             self._fail(error, sealed)
             return
-        for watch, deliver in list(self._watches.items()):
-            try:
-                deliver(publication)
-            except Exception as error:
-                watch._finish(WatchEnd("failed", error))
+        if self._watches:
+            for watch, deliver in list(self._watches.items()):
+                try:
+                    deliver(publication)
+                except Exception as error:
+                    watch._finish(WatchEnd("failed", error))
         sealed.settled = True
         for waiter in sealed.waiters:
             if not waiter.done():
@@ -497,9 +497,11 @@ class Session:
 
     def _sweep(self) -> None:
         """Let documents and contexts that nothing used for a while leave memory (engine.md, section 4)."""
+        if self._inflight:
+            return
         documents, contexts = self._retention()
         now = time.monotonic()
-        if self._inflight or now - self._swept < min(documents, contexts) / 4:
+        if now - self._swept < min(documents, contexts) / 4:
             return
         self._swept = now
         watched = {getattr(watch, "address", None) for watch in self._watches}
@@ -684,18 +686,21 @@ class Session:
             current = record.parent.conversation
             segments.append((current, limit))
         entries: list[Entry] = []
-        for segment, until in reversed(segments):
-            cursor: int | None = None
-            while True:
-                page = await self._read(
-                    self.storage.scan_entries(
-                        conversation=segment, min_id=first, max_id=until, limit=5000, cursor=cursor
+        with contextlib.ExitStack() as long:
+            for segment, until in reversed(segments):
+                cursor: int | None = None
+                while True:
+                    page = await self._read(
+                        self.storage.scan_entries(
+                            conversation=segment, min_id=first, max_id=until, limit=5000, cursor=cursor
+                        )
                     )
-                )
-                entries.extend(page.items)
-                if page.next is None:
-                    break
-                cursor = page.next
+                    entries.extend(page.items)
+                    if page.next is None:
+                        break
+                    if cursor is None:
+                        long.enter_context(_uncollected())
+                    cursor = page.next
         return head, entries
 
     # -- watches -----------------------------------------------------------------------------------------------------
@@ -861,6 +866,8 @@ class Session:
 
     def _ended(self, end: SessionEnd) -> None:
         self.end = end
+        if self._attending is not None:
+            self._attending.cancel()
         for waiter in self._end_waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -950,6 +957,23 @@ class Session:
     def _mint(self) -> int:
         id = self.storage.mint_id()
         return id if id != ROOT else self.storage.mint_id()  # the root conversation's id is its own
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Hold up the garbage collector while a long history is read.
+
+    All of it stays, and the collector would walk it again for each quarter by which it grew, which takes four times as
+    long as the reading. What others leave in cycles meanwhile is collected a second later.
+    """
+    if not gc.isenabled():  # by the user's choice, or by another reading
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def _commit_to(storage: Storage, items: list[BatchItem], at: float) -> int:

@@ -268,7 +268,10 @@ class Tx:
         check_name(kind, "an entry", "")
         checked = [edit if isinstance(edit, EntryEdit) else EntryEdit.model_validate(edit) for edit in edits]
         target = self._conversation(conversation)
-        for reference in [edit.target for edit in checked] + ([head] if isinstance(head, int) else []):
+        references = [edit.target for edit in checked]
+        if isinstance(head, int):
+            references.append(head)
+        for reference in references:
             if not await self._visible(target, reference):
                 raise DurableError(f"conversation {target} has no entry {reference}")
         return self._append(kind, target, messages, check_json(data, f"the entry {kind}"), head, checked)
@@ -284,15 +287,17 @@ class Tx:
     ) -> Entry:
         self._check()
         id = EntryId(self._session._mint())
-        entry = Entry(
-            id=id,
-            conversation_id=conversation,
-            kind=kind,
-            messages=tuple(messages),
-            data=data,
-            head=id if head == "self" else head,
-            edits=tuple(edits),
-            by_task=self._by_task,
+        entry = Entry.model_validate(
+            {
+                "id": id,
+                "conversation_id": conversation,
+                "kind": kind,
+                "messages": tuple(messages),
+                "data": data,
+                "head": id if head == "self" else head,
+                "edits": tuple(edits),
+                "by_task": self._by_task,
+            }
         )
         self._staged.entries[id] = entry
         self._wrote = True
@@ -385,8 +390,9 @@ class Tx:
         return draft.instance  # type: ignore[return-value]
 
     async def _document_state(self, address: Address) -> DocumentState | None:
-        if any(address == retired for retired, _ in self._retired):
-            return None
+        for retired, _ in self._retired:
+            if address == retired:
+                return None
         for _, copied_to, state in self._copies:
             if copied_to == address:
                 return state
@@ -482,10 +488,10 @@ class Tx:
         """Turn what was staged into the items of a batch, and close. Raises what makes the commit impossible."""
         staged = self._staged
         items: list[BatchItem] = []
-        items.extend(PutConversation(record) for record in staged.conversations.values())
-        items.extend(PutEntry(entry) for entry in staged.entries.values())
-        items.extend(PutTask(task) for task in staged.tasks.values())
-        items.extend(PutSubmission(submission) for submission in staged.submissions.values())
+        items.extend(map(PutConversation, staged.conversations.values()))
+        items.extend(map(PutEntry, staged.entries.values()))
+        items.extend(map(PutTask, staged.tasks.values()))
+        items.extend(map(PutSubmission, staged.submissions.values()))
         for copy, address, state in self._copies:
             items.append(copy)
             staged.documents[address] = DocumentChange(

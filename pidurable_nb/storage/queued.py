@@ -26,17 +26,23 @@ GROUP_LIMIT = 256
 """The most commits that share a transaction."""
 
 
-class Sealed:
-    """One commit on its way: its place, its time, and the future of its caller."""
+Settled = Callable[[int | None, StorageError | None], None]
+"""What a commit's caller is told with, on its loop: the sequence, or the error."""
 
-    __slots__ = ("at", "future", "life", "seq", "top_id")
+
+class Sealed:
+    """One commit on its way: its place, its time, and how its caller is told on which loop."""
+
+    __slots__ = ("at", "life", "loop", "seq", "settled", "top_id")
+
+    loop: asyncio.AbstractEventLoop
+    settled: Settled
 
     def __init__(self, seq: int, at: float, life: int, top_id: int) -> None:
         self.seq = seq
         self.at = at
         self.life = life
         self.top_id = top_id
-        self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
 
 S = TypeVar("S", bound=Sealed)
@@ -71,6 +77,7 @@ class QueuedStorage(Opening, Generic[S]):
         self._clock = clock
         self._sealed_seq = 0
         self._queue: deque[S] = deque()
+        self._posted = False  # a call on the worker that has not yet begun will take what is queued
         self._broken: StorageError | None = None
         self._abandoned = False
         self._forget = None
@@ -87,10 +94,22 @@ class QueuedStorage(Opening, Generic[S]):
         raise NotImplementedError
 
     async def commit(self, batch: Iterable[BatchItem], *, at: float | None = None) -> int:
-        return await self.enqueue(batch, at=at)
+        self._guard()  # first: a forked child has no loop that could make a future
+        stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def enqueue(self, batch: Iterable[BatchItem], *, at: float | None = None) -> asyncio.Future[int]:
-        """Ask for a commit without waiting for it: its sequence, or its error, arrives in the future.
+        def settled(seq: int | None, error: StorageError | None) -> None:
+            if stored.done():
+                return
+            if error is not None:
+                stored.set_exception(error)
+            elif seq is not None:
+                stored.set_result(seq)
+
+        self.enqueue(batch, settled, at=at)
+        return await stored
+
+    def enqueue(self, batch: Iterable[BatchItem], settled: Settled, *, at: float | None = None) -> None:
+        """Ask for a commit without waiting for it: ``settled`` is called later, on this loop, in the order of asking.
 
         Raises at once what makes the batch impossible, as ``commit`` does.
         """
@@ -99,20 +118,27 @@ class QueuedStorage(Opening, Generic[S]):
         sealed = self._seal(batch, self._sealed_seq + 1, when, self.life.id, self._next_id)
         self._sealed_seq = sealed.seq
         self._next_id = sealed.top_id
+        sealed.loop = asyncio.get_running_loop()
+        sealed.settled = settled
         self._queue.append(sealed)
-        self._worker.post(self._store_queued)
-        return sealed.future
+        if not self._posted:  # asked after the commit was queued: who takes the queue has said so before
+            self._posted = True
+            self._worker.post(self._store_queued)
 
     def _store_queued(self) -> None:
         """Store what is queued; on the worker."""
         with self._storing:
+            self._posted = False
             group: list[S] = []
             while self._queue and len(group) < GROUP_LIMIT:
                 group.append(self._queue.popleft())
             if not group or self._abandoned:
                 return
+            if len(group) == GROUP_LIMIT:
+                self._posted = True
+                self._worker.post(self._store_queued)
             outcome = self._store(group)
-        deliver(group[0].future.get_loop(), self._settle, outcome)
+        deliver(group[0].loop, self._settle, outcome)
 
     def _store(self, group: list[S]) -> _Outcome[S]:
         outcome: _Outcome[S] = _Outcome()
@@ -155,8 +181,7 @@ class QueuedStorage(Opening, Generic[S]):
         """Hand out the results of a group; on the loop."""
         for sealed in outcome.stored:
             self.last_seq = sealed.seq
-            if not sealed.future.done():
-                sealed.future.set_result(sealed.seq)
+            sealed.settled(sealed.seq, None)
         if outcome.error is None:
             return
         failed = outcome.failed
@@ -168,9 +193,8 @@ class QueuedStorage(Opening, Generic[S]):
                 self._broken = None
             self._sealed_seq = self.last_seq
         for index, sealed in enumerate(failed):
-            if not sealed.future.done():
-                first = outcome.breaking and index == 0
-                sealed.future.set_exception(outcome.error if first else self._after(outcome.error))
+            first = outcome.breaking and index == 0
+            sealed.settled(None, outcome.error if first else self._after(outcome.error))
 
     def _after(self, error: StorageError) -> StorageError:
         later = StorageError(f"{self.name}: a commit before this one failed, so this one was not stored: {error}")
