@@ -592,6 +592,76 @@ def test_close_joins_the_threads_that_an_invocation_started() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("how", ["abort", "close"])
+def test_stopping_joins_the_asyncio_tasks_that_a_phase_awaits(how: str) -> None:
+    """What a ``TaskGroup`` and a thread take to stop is over before anything follows it."""
+
+    async def main() -> None:
+        seen: list[str] = []
+
+        async def part(name: str) -> None:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(0.02)
+                seen.append(name)
+
+        class Parts(Task[None, None], name="t.parts"):
+            class Run(Phase):
+                async def run(self, task: TaskRun[None, None]) -> None:
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(part("in a group"))
+                        group.create_task(part("in a group"))
+                        group.create_task(task.in_thread(task._thread_cancelled.wait))
+
+            @classmethod
+            async def abort(cls, task: TaskRun[None, None]) -> None:
+                seen.append("abort handler")
+                await task.aborted()
+
+        async with world(Parts) as w:
+            id = await w.create(Parts)
+            w.harness.resume()
+            await w.becomes(id, "running")
+            await eventually(lambda: w.harness._invocations[id].run._threads)
+            if how == "abort":
+                await w.harness.abort_task(id)
+                await w.outcome(id)
+                assert seen == ["in a group", "in a group", "abort handler"]
+            else:
+                await w.harness.close()
+                assert seen == ["in a group", "in a group"]
+
+    run(main)
+
+
+def test_an_asyncio_task_left_running_cannot_commit_any_more() -> None:
+    async def main() -> None:
+        left: list[asyncio.Task[None]] = []
+        released = asyncio.Event()
+
+        class Leaving(Task[None, str], name="t.leaving"):
+            class Run(Phase):
+                async def run(self, task: TaskRun[None, str]) -> None:
+                    async def later() -> None:
+                        await released.wait()
+                        async with task.commit() as tx:
+                            await tx.append_entry("test.late")
+
+                    left.append(asyncio.create_task(later()))
+                    await task.complete("done")
+
+        async with world(Leaving) as w:
+            id = await w.create(Leaving)
+            assert (await w.outcome(id)).result == "done"
+            await eventually(lambda: id not in w.harness._invocations)
+            released.set()
+            with pytest.raises(InvocationEnded):
+                await left[0]
+
+    run(main)
+
+
 def test_a_call_that_blocks_the_loop_is_reported_with_its_stack() -> None:
     async def main() -> None:
         class Blocking(Task[float, None], name="t.blocking"):

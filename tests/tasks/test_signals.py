@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pidurable_nb import Phase, Task, TaskRun
+from pidurable_nb.agent.harness import TaskWaiting
 from pidurable_nb.errors import DurableError, InvalidTransition, InvalidValue
 from pidurable_nb.testing import eventually
 
@@ -311,5 +312,20 @@ def test_inspection_names_each_scheduling_state() -> None:
             after = {task.record.id: task.state.kind for task in inspection.tasks}
             assert after == dict(zip(ids.values(), ["running", "waiting", "sleeping", "blocked"], strict=True))
             assert inspection.scheduling == "running"
+
+    run(main)
+
+
+def test_inspection_tells_which_signal_a_task_waits_for_and_until_when() -> None:
+    async def main() -> None:
+        Approval.gate = None
+        async with world(Approval) as w:
+            patient, hurried = await w.create(Approval, None), await w.create(Approval, 60.0)
+            w.harness.resume()
+            await w.becomes(patient, "waiting")
+            await w.becomes(hurried, "waiting")
+            states = {task.record.id: task.state for task in (await w.harness.inspect()).tasks}
+            assert states[patient] == TaskWaiting(signal="approval")
+            assert states[hurried] == TaskWaiting(signal="approval", until=w.clock() + 60)
 
     run(main)
