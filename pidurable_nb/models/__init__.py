@@ -1,68 +1,96 @@
 """Language models: the protocol, the scripted model, and the ones behind names (api.md, Models).
 
-Importing this package is light: what needs pydantic-ai, an HTTP client or llama.cpp is imported when it is used.
+Importing this package is light: each name is loaded when it is first used, and what needs pydantic-ai, an HTTP client
+or llama.cpp is imported when it runs.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .catalog import Availability, DefaultModels, default_models
-from .errors import is_overflow, is_retryable, redact, retry_after
-from .local import LocalModel, on_progress
-from .protocol import (
-    DeferredModel,
-    Finish,
-    Model,
-    ModelEvent,
-    ModelRequest,
-    Models,
-    ModelSet,
-    ModelSource,
-    RequestOptions,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-)
-from .scripted import Hang, Reply, ScriptedModel, Step, estimate_tokens
-
 if TYPE_CHECKING:
-    from .providers import ProviderModel
+    from .catalog import (
+        Availability as Availability,
+        DefaultModels as DefaultModels,
+        default_models as default_models,
+    )
+    from .errors import (
+        is_overflow as is_overflow,
+        is_retryable as is_retryable,
+        redact as redact,
+        retry_after as retry_after,
+    )
+    from .local import (
+        LocalModel as LocalModel,
+        on_progress as on_progress,
+    )
+    from .protocol import (
+        DeferredModel as DeferredModel,
+        Finish as Finish,
+        Model as Model,
+        ModelEvent as ModelEvent,
+        ModelRequest as ModelRequest,
+        Models as Models,
+        ModelSet as ModelSet,
+        ModelSource as ModelSource,
+        RequestOptions as RequestOptions,
+        TextDelta as TextDelta,
+        ThinkingDelta as ThinkingDelta,
+        ToolCallDelta as ToolCallDelta,
+    )
+    from .providers import (
+        ProviderModel as ProviderModel,
+    )
+    from .scripted import (
+        Hang as Hang,
+        Reply as Reply,
+        ScriptedModel as ScriptedModel,
+        Step as Step,
+        estimate_tokens as estimate_tokens,
+    )
 
-__all__ = [
-    "Availability",
-    "DefaultModels",
-    "DeferredModel",
-    "Finish",
-    "Hang",
-    "LocalModel",
-    "Model",
-    "ModelEvent",
-    "ModelRequest",
-    "ModelSet",
-    "ModelSource",
-    "Models",
-    "ProviderModel",
-    "Reply",
-    "RequestOptions",
-    "ScriptedModel",
-    "Step",
-    "TextDelta",
-    "ThinkingDelta",
-    "ToolCallDelta",
-    "default_models",
-    "estimate_tokens",
-    "is_overflow",
-    "is_retryable",
-    "on_progress",
-    "redact",
-    "retry_after",
-]
+_HOME = {
+    "Availability": "catalog",
+    "DefaultModels": "catalog",
+    "DeferredModel": "protocol",
+    "Finish": "protocol",
+    "Hang": "scripted",
+    "LocalModel": "local",
+    "Model": "protocol",
+    "ModelEvent": "protocol",
+    "ModelRequest": "protocol",
+    "ModelSet": "protocol",
+    "ModelSource": "protocol",
+    "Models": "protocol",
+    "ProviderModel": "providers",
+    "Reply": "scripted",
+    "RequestOptions": "protocol",
+    "ScriptedModel": "scripted",
+    "Step": "scripted",
+    "TextDelta": "protocol",
+    "ThinkingDelta": "protocol",
+    "ToolCallDelta": "protocol",
+    "default_models": "catalog",
+    "estimate_tokens": "scripted",
+    "is_overflow": "errors",
+    "is_retryable": "errors",
+    "on_progress": "local",
+    "redact": "errors",
+    "retry_after": "errors",
+}
+
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ProviderModel":  # it imports pydantic-ai
-        from .providers import ProviderModel
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
 
-        return ProviderModel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -312,7 +312,7 @@ class Session:
         It looks again from time to time, so that one task serves a whole stream of commits.
         """
         try:
-            while self._inflight and self._failure is None:
+            while self._inflight and self._failure is None:  # noqa: ASYNC110 (an event for each commit costs more)
                 await asyncio.sleep(ATTENDANCE)
         except asyncio.CancelledError:
             if self._inflight and self.end is None:
