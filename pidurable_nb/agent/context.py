@@ -7,6 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic_core import to_json
+
 from ..errors import DurableError
 from ..records import ConversationId, TaskId, TaskRecord
 from ..session import Document
@@ -19,6 +21,9 @@ from .state import Diagnostic, LiveState, LiveTool
 
 if TYPE_CHECKING:
     from .toolrun import ToolInput
+
+WRITE_RATE = 100_000
+"""Characters a second that output given without awaiting may write: what a commit wrote makes the pause after it."""
 
 T = TypeVar("T")
 D = TypeVar("D", bound=Document)
@@ -53,7 +58,8 @@ class ToolContext:
         self._details: JsonValue = None
         self._diagnostics: list[Diagnostic] = []
         self._dirty = False
-        self._written = 0
+        self._shown: tuple[str, JsonValue] = ("", None)
+        self._pause = interval
         self._flush_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
@@ -108,19 +114,21 @@ class ToolContext:
         self._run._check_active()
         if not isinstance(chunk, str):
             raise TypeError(f"output takes text, not {type(chunk).__name__}")
-        if threading.get_ident() == self._thread:
-            self._accept(chunk)
-        else:
-            self._loop.call_soon_threadsafe(self._accept, chunk)
+        self._on_loop(lambda: self._accept(chunk))
         return Accepted(self._flush)
 
+    def _on_loop(self, change: Callable[[], None]) -> None:
+        """Make a change on the engine's loop: at once, or soon from the thread of a plain function."""
+        if threading.get_ident() == self._thread:
+            change()
+        else:
+            self._loop.call_soon_threadsafe(change)
+
     def _accept(self, chunk: str) -> None:
-        self._written += self._buffer.append(chunk)
+        self._buffer.append(chunk)
         self._dirty = True
         if self._timer is None:
-            # The pause grows with the output, so that long outputs cost in proportion to what they write.
-            pause = max(self._interval, len(self._buffer.text) / 500_000)
-            delay = max(0.0, self._last_flush + pause - self._loop.time())
+            delay = max(0.0, self._last_flush + self._pause - self._loop.time())
             self._timer = self._loop.call_later(delay, self._timed)
 
     def _timed(self) -> None:
@@ -143,8 +151,17 @@ class ToolContext:
                 return
             self._dirty = False
             self._last_flush = self._loop.time()
+            self._pause = max(self._interval, self._size() / WRITE_RATE)
+            self._shown = (self._buffer.text, self._details)
             async with self._run.commit() as tx:
                 await self._stage(tx)
+
+    def _size(self) -> int:
+        """What the next commit writes, in characters: what was added, or all of an output that lost its beginning."""
+        shown, details = self._shown
+        text = self._buffer.text
+        size = len(text) - len(shown) if text.startswith(shown) else len(text)
+        return size if self._details == details else size + len(to_json(self._details))
 
     async def _stage(self, tx: TaskTx) -> None:
         live = await tx.doc(LiveState, self.conversation_id)
@@ -180,16 +197,22 @@ class ToolContext:
             self._details = checked
             self._accept("")
 
-        if threading.get_ident() == self._thread:
-            set_details()
-        else:
-            self._loop.call_soon_threadsafe(set_details)
+        self._on_loop(set_details)
         return Accepted(self._flush)
 
     def diagnostic(self, message: str, *, severity: str = "info", code: str | None = None) -> None:
-        """Add a remark: the model sees it in one closing block. ``severity`` is ``info``, ``warn`` or ``error``."""
+        """Add a remark, committed as output is: the model sees it in one closing block.
+
+        ``severity`` is ``info``, ``warn`` or ``error``.
+        """
         self._run._check_active()
-        self._diagnostics.append(Diagnostic.model_validate({"message": message, "severity": severity, "code": code}))
+        made = Diagnostic.model_validate({"message": message, "severity": severity, "code": code})
+
+        def add() -> None:
+            self._diagnostics.append(made)
+            self._accept("")
+
+        self._on_loop(add)
 
     # -- durable work ------------------------------------------------------------------------------------------------
 

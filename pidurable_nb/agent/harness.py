@@ -465,18 +465,6 @@ class Harness(TaskSession):
                     "part of: let the code end, or ask for it from outside"
                 )
 
-    async def wait_for_task(self, id: TaskId) -> TaskRecord:
-        """Wait until a task has ended, and return its record. Starts scheduling.
-
-        Raises ``DurableError`` for a task that does not exist, ``WouldDeadlock`` from code that the task waits for,
-        ``SessionClosed`` or ``SessionFailed`` when the session ends first.
-        """
-        self._check_line()
-        inside = self._inside()
-        if inside is not None and self._depends_on(id, inside):
-            raise WouldDeadlock(f"task {id} cannot end before the task {inside} that this code is part of")
-        return await super().wait_for_task(id)
-
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run engine work that nobody awaits; closing waits for it, and its error is reported."""
         task = self._loop.create_task(work)

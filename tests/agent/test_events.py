@@ -5,8 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pidurable_nb import Extension, Harness, Registry, RetryPolicy, Settings, ToolContext, ToolResult, tool
+from pidurable_nb import (
+    Extension,
+    Harness,
+    Registry,
+    RequestOptions,
+    RetryPolicy,
+    Settings,
+    ToolContext,
+    ToolResult,
+    tool,
+)
 from pidurable_nb.agent.events import Snapshot
+from pidurable_nb.agent.tool import OutputLimits
 from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import Reply, ScriptedModel
 from pidurable_nb.session.watch import MAX_FRAMES
@@ -90,6 +101,58 @@ def test_a_retry_is_told_with_its_error() -> None:
     retry = next(event for event in flat if event.type == "retry")
     assert (retry.error, retry.attempt) == ("503 Service Unavailable", 1)
     assert [event.attempt for event in flat if event.type == "message_start"] == [1, 2]
+
+
+def test_deferral_agent_usage_and_entries_of_an_application_are_told() -> None:
+    async def main() -> list[Any]:
+        flat: list[Any] = []
+        model = ScriptedModel(["later"], deferred_poll_after=0.001)
+        harness = await Harness.open(":memory:", models=model, settings=Settings(request=RequestOptions(deferred=True)))
+        root = await harness.root()
+        async with root.watch_events() as events:
+            await root.configure(thinking="high")
+            await (await root.write("app.note", data={"n": 1}))
+            await root.ask("hi")
+            await root.wait_for_idle()
+            await harness.close()
+            async for batch in events:
+                flat.extend(batch)
+        return flat
+
+    flat = asyncio.run(main())
+    assert [event.agent.thinking for event in flat if event.type == "agent"] == ["high"]
+    assert next(event.entry.data for event in flat if event.type == "entry") == {"n": 1}
+    assert next(event.model for event in flat if event.type == "deferred") == "scripted:demo"
+    assert sum(usage.output_tokens for e in flat if e.type == "usage" for usage in e.models.values()) > 0
+    assert [event.record.status for event in flat if event.type == "submission"] == ["done", "placed", "done"]
+
+
+def test_a_failed_run_and_a_broken_task_are_told_with_their_reasons() -> None:
+    flat = [event for batch in run_story(Reply("half an", error="400 no")) for event in batch]
+    message = next(event.entry.messages[0] for event in flat if event.type == "message_end")
+    assert (message.text, message.stop_reason) == ("half an", "error")
+    assert "".join(event.text for event in flat if event.type == "message_update") == "half an"
+    [end] = [event for event in flat if event.type == "run_end"]
+    assert (end.answer, end.failure.reason, end.failure.detail) == (None, "model_error", {"message": "400 no"})
+    [broke] = [event for event in flat if event.type == "task_failed"]
+    assert (broke.kind, broke.outcome.status) == ("pi.generation", "failed")
+
+
+def test_output_that_lost_its_beginning_replaces_what_came_before() -> None:
+    @tool(output_limits=OutputLimits(lines=2, keep="tail"))
+    async def long(ctx: ToolContext) -> None:
+        for n in range(4):
+            await ctx.output(f"{n}\n")
+
+    registry = Registry()
+    registry.install(Extension("tools", tools=[long]))
+    call = Reply(tool_calls=[ToolCall(id="c", name="long", arguments={})])
+    shown = ""
+    for batch in run_story(call, "ok", registry=registry):
+        for event in batch:
+            if event.type == "tool_update":
+                shown = event.output if event.reset else shown + event.output
+    assert shown == "2\n3\n"
 
 
 def test_a_late_joiner_starts_from_a_snapshot_and_hears_only_what_follows() -> None:

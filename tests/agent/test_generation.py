@@ -24,6 +24,7 @@ from pidurable_nb import (
     Task,
     TaskRun,
     run_end_task,
+    section,
     tool,
 )
 from pidurable_nb.agent.generation import GenerationTask
@@ -149,6 +150,65 @@ async def test_what_comes_after_the_cutoff_is_not_in_the_request_that_is_sent_ag
         await found.wait()
         assert chat.model.requests[0].messages == chat.model.requests[1].messages
         assert chat.model.requests[0].session_id == chat.model.requests[1].session_id is not None
+
+
+@bounded
+async def test_recovery_sends_the_pinned_request_asks_the_hooks_again_and_prepares_nothing_again(
+    tmp_path: Path,
+) -> None:
+    rendered: list[str] = []
+    hooked: list[int] = []
+
+    def text(_given: Any) -> str:
+        rendered.append("x")
+        return f"rendered {len(rendered)}"
+
+    def before(messages: Any, _ctx: Any) -> Any:
+        hooked.append(len(messages))
+        return [*messages, UserMessage([TextBlock(f"hooked {len(hooked)}")])]
+
+    chat = Chat(Hang(), "answer", "next", path=tmp_path / "s.sqlite")
+    chat.settings = Settings(thinking="low", request=RequestOptions(max_tokens=7))
+    chat.install(name="h", sections=[section("s", text, tag=False)], hooks=[GenerationHooks(before_request=before)])
+    async with chat.open() as (harness, root):
+        await root.submit("hi", request_id="r")
+        await eventually(lambda: len(chat.model.requests) == 1)
+        await harness.close()
+    chat.settings = Settings(thinking="high", request=RequestOptions(max_tokens=8))
+    async with chat.open() as (harness, root):
+        await (await root.submit("hi", request_id="r")).wait()
+        first, second = chat.model.requests
+        assert (second.thinking, second.options, second.max_tokens) == ("low", first.options, 7)
+        assert second.messages[:-1] == first.messages[:-1]
+        assert [request.messages[-1].text for request in (first, second)] == ["hooked 1", "hooked 2"]
+        assert (len(rendered), len(hooked)) == (1, 2)
+        assert await kinds(root) == ["pi.user", "pi.system", "pi.assistant"]
+        assert (await message_of(root)).thinking == "low"
+        await root.ask("again")
+        assert chat.model.requests[-1].thinking == "high"
+
+
+@bounded
+async def test_hooks_of_the_end_run_again_when_the_process_died_before_their_commit(tmp_path: Path) -> None:
+    seen: list[str] = []
+    waiting: asyncio.Event | None = asyncio.Event()
+
+    async def hook(*given: Any) -> None:
+        seen.append(type(given[0]).__name__)
+        if waiting is not None and len(seen) == 3:  # after_response, on_yield, after_run: the commit would follow
+            waiting.set()
+            await forever()
+
+    chat = Chat(lambda request: "answer", path=tmp_path / "s.sqlite")
+    chat.install(hooks=[GenerationHooks(after_response=hook, on_yield=hook, after_run=hook)])
+    async with chat.open() as (harness, root):
+        await root.submit("hi", request_id="r")
+        await waiting.wait()
+        await harness.close()
+    waiting = None
+    async with chat.open() as (_, root):
+        assert (await (await root.submit("hi", request_id="r")).wait()).status == "done"
+        assert seen == ["AssistantMessage", "AssistantMessage", "LiveRun"] * 2
 
 
 # -- the stream --------------------------------------------------------------------------------------------------------
@@ -334,6 +394,38 @@ async def test_retryable_errors_back_off_exponentially_up_to_a_cap_and_then_fail
         assert (record.reason, len(chat.model.requests)) == ("model_error", 5)
         assert await kinds(root) == ["pi.user"] + ["pi.assistant"] * 5
         assert chat.asked() == ["user: hi"]
+
+
+@bounded
+async def test_the_live_state_shows_a_back_off_a_deferral_and_a_failed_run() -> None:
+    clock = ManualClock(100.0)
+    chat = Chat(Reply(error="503 busy"), Reply(error="400 no"), clock=clock)
+    chat.settings = Settings(retry=RetryPolicy(base_delay=10.0))
+
+    async def generation(harness: Any, root: Any) -> Any:
+        found = (await live(harness, root)).generation
+        return found if found is not None and (found.retry is not None or found.deferred is not None) else None
+
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        found = await eventually(lambda: generation(harness, root))
+        assert (found.attempt, found.message, found.deferred) == (1, None, None)
+        assert (found.retry.at, found.retry.error) == (110.0, "503 busy")
+        clock.set(110.0)
+        record = await submission.wait()
+        state = await live(harness, root)
+        assert (state.run, state.generation) == (None, None)
+        assert state.run_failure is not None
+        assert (state.run_failure.reason, state.run_failure.first) == ("model_error", record.entry)
+        assert state.run_failure.detail == {"message": "400 no"}
+    chat = Chat("later", clock=clock, deferred_poll_after=60.0)
+    chat.settings = Settings(request=RequestOptions(deferred=True))
+    async with chat.open() as (harness, root):
+        await root.submit("hi")
+        found = await eventually(lambda: generation(harness, root))
+        assert (found.retry, found.deferred.at, found.deferred.model) == (None, 170.0, "scripted:demo")
+        await root.abort()
+        assert await live(harness, root) == LiveState(run_failure=(await live(harness, root)).run_failure)
 
 
 @bounded

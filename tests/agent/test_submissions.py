@@ -473,6 +473,107 @@ async def test_a_limit_ends_the_run_before_the_request_that_would_exceed_it(limi
         assert again.status == "done"
 
 
+@bounded
+async def test_the_limit_of_the_session_counts_every_conversation_and_holds_until_it_is_raised() -> None:
+    spent = Usage(input_tokens=10, output_tokens=5, cost=0.5)
+    chat = Chat(lambda request: Reply("fine", usage=spent))
+    async with chat.open() as (harness, root):
+        other = await harness.create_conversation()
+        await other.ask("elsewhere")
+        chat.settings = Settings(limits=RunLimits(session_cost=0.5))
+        refused = await (await root.submit("hi")).wait()
+        assert (refused.status, refused.reason) == ("unanswered", "limit")
+        assert len(chat.model.requests) == 1
+        again = await (await root.retry(request_id="1")).wait()
+        assert (again.status, again.reason) == ("unanswered", "limit")
+        state = await live(harness, root)
+        assert state.run_failure is not None
+        assert (state.run_failure.reason, state.run_failure.first) == ("limit", refused.entry)
+        assert state.run_failure.detail == again.detail
+        chat.settings = Settings(limits=RunLimits(session_cost=1.0))
+        assert (await (await root.retry(request_id="1")).wait()) == again  # the same request is the same submission
+        assert (await (await root.retry(request_id="2")).wait()).status == "done"
+        assert (await live(harness, root)).run_failure is None
+
+
+@bounded
+async def test_what_a_run_spent_counts_over_its_turns_and_not_over_runs() -> None:
+    @tool
+    async def work() -> str:
+        return "worked"
+
+    spent = Usage(input_tokens=10, cost=0.25)
+    one = Reply(tool_calls=calls("work").tool_calls, usage=spent)
+    chat = Chat(one, one, Reply("done", usage=spent), Reply("next", usage=spent))
+    chat.install(work)
+    chat.settings = Settings(limits=RunLimits(tokens=21, cost=0.6, turns=3))
+    async with chat.open() as (_, root):
+        seen: list[Any] = []
+        async with root.watch() as watch:
+            assert (await root.ask("hi")).text == "done"
+            async for change in watch:
+                run = change.value.live.run
+                if run is None:
+                    break
+                seen.append((run.turns, run.spent.total_tokens))
+        assert set(seen) == {(0, 0), (0, 10), (1, 10), (1, 20), (2, 20)}
+        assert (await root.ask("more")).text == "next"
+
+
+@bounded
+async def test_at_a_boundary_writes_come_first_in_their_order_and_modes_are_read_there() -> None:
+    gate = Gate(calls("work"))
+
+    @tool
+    async def work() -> str:
+        return "worked"
+
+    chat = Chat(gate, "answer", "more")
+    chat.install(work)
+    async with chat.open() as (_, root):
+        await root.submit("go")
+        await gate.reached.wait()
+        await root.submit("later 1")
+        await root.submit("steer 1", when_busy="steer")
+        await root.write("app.a", messages=[UserMessage([TextBlock("write 1")])])
+        await root.submit("steer 2", when_busy="steer")
+        await root.write("app.b", messages=[UserMessage([TextBlock("write 2")])])
+        await root.submit("later 2")
+        chat.settings = Settings(steering_mode="all", follow_up_mode="all")
+        gate.open.set()
+        await root.wait_for_idle()
+        assert [text for text in await texts(root) if text] == [
+            "go",
+            "worked",
+            *("write 1", "write 2", "steer 1", "steer 2", "answer"),
+            *("later 1", "later 2", "more"),
+        ]
+
+
+@bounded
+async def test_a_conversation_that_is_asked_while_it_runs_says_all_of_it_in_its_view() -> None:
+    gate = Gate("one")
+    chat = Chat(gate, "two")
+    async with chat.open() as (_, root):
+        first = await root.submit("first")
+        await gate.reached.wait()
+        second = await root.submit("second")
+        view = await root.view()
+        assert (view.record.id, [entry.text for entry in view.entries]) == (root.id, ["first"])
+        assert view.live.run is not None
+        assert (view.live.run.inputs, view.live.run.turns) == ((first.id,), 0)
+        assert view.live.generation is not None
+        assert (view.live.generation.attempt, view.live.generation.model) == (1, "scripted:demo")
+        assert [(item.submission, item.mode, item.content[0]) for item in view.inbox.items] == [
+            (second.id, "follow_up", TextBlock("second"))
+        ]
+        assert (view.usage.requests, view.agent.model) == (0, None)
+        gate.open.set()
+        await root.wait_for_idle()
+        view = await root.view()
+        assert (view.live, view.inbox, view.usage.requests) == (LiveState(), InboxState(), 2)
+
+
 # -- abort -------------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from pidurable_nb import (
     Extension,
     Harness,
     LiveState,
+    ProgressPolicy,
     Replace,
     Settings,
     SqliteStorage,
@@ -33,8 +34,8 @@ from pidurable_nb.agent.state import Diagnostic
 from pidurable_nb.agent.tool import OutputLimits
 from pidurable_nb.errors import DurableError, InvalidValue, InvocationEnded, RegistryError
 from pidurable_nb.messages import ImageBlock, TextBlock, ToolResultMessage, Usage
-from pidurable_nb.models import ScriptedModel
-from pidurable_nb.testing import KillSwitch
+from pidurable_nb.models import Reply, ScriptedModel
+from pidurable_nb.testing import KillSwitch, ManualClock
 
 from .support import Chat, bounded, call, calls, eventually, forever, kinds, live
 
@@ -351,6 +352,159 @@ async def test_details_are_for_user_interfaces_only_and_usage_is_counted() -> No
         assert (await harness.usage()).total.cost == 0.25
 
 
+@bounded
+async def test_the_live_state_shows_all_of_a_call_while_it_runs_and_until_the_round_ends() -> None:
+    looked, go = asyncio.Event(), asyncio.Event()
+
+    @tool(output_limits=OutputLimits(lines=2, keep="tail"))
+    async def work(ctx: ToolContext, n: int) -> str:
+        for line in range(5):
+            ctx.output(f"line {line}\n")
+        ctx.diagnostic("odd", severity="warn", code="w")
+        await ctx.details({"step": 1})
+        looked.set()
+        await go.wait()
+        return "finished"
+
+    @tool
+    async def waits(ctx: ToolContext) -> str:
+        async def other_is_done() -> bool:
+            state = await ctx.snapshot(LiveState, ctx.conversation_id)
+            done.extend(item for item in state.tools if item.status == "done")
+            return bool(done)
+
+        await eventually(other_is_done)
+        return "saw it"
+
+    done: list[Any] = []
+    clock = ManualClock(50.0)
+    chat = Chat(calls(call("work", {"n": 1}), "waits"), "answer", clock=clock)
+    chat.install(work, waits)
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        await looked.wait()
+        state = await live(harness, root)
+        assert state.run is not None
+        assert (state.run.inputs, state.run.turns, state.run.after_run) == ((submission.id,), 0, False)
+        assert state.run.first == (await submission.status()).entry
+        shown = state.tools[0]
+        assert (shown.call, shown.name, shown.arguments, shown.status) == ("call-work", "work", {"n": 1}, "running")
+        assert (shown.output, shown.dropped_lines, shown.dropped_chars) == ("line 3\nline 4\n", 3, 21)
+        assert (shown.details, shown.replay, shown.started_at, shown.entry) == ({"step": 1}, "unsafe", 50.0, None)
+        assert [(d.message, d.severity, d.code) for d in shown.diagnostics] == [("odd", "warn", "w")]
+        assert [task.id for task in await harness.tasks(kind="pi.tool").list()] == [t.task for t in state.tools]
+        go.set()
+        await submission.wait()
+        entry = await root.entry(done[0].entry)
+        assert entry is not None
+        assert entry.text.startswith("finished")
+        assert [d.code for d in done[0].diagnostics] == ["w", "truncated"]
+        assert (await root.view()).live == LiveState() == await live(harness, root)
+
+
+@bounded
+async def test_usage_is_counted_per_tool_over_nested_calls_and_conversations() -> None:
+    @tool
+    async def inner() -> ToolResult:
+        return ToolResult("x", usage=Usage(cost=0.5))
+
+    @tool
+    async def outer(ctx: ToolContext) -> ToolResult:
+        await ctx.call_tool("inner")
+        await ctx.call_tool("inner")
+        return ToolResult("y", usage=Usage(input_tokens=3, cost=0.25))
+
+    spent = Usage(input_tokens=10, output_tokens=1, cost=1.0)
+
+    def answer(request: Any) -> Any:
+        last = request.messages[-1]
+        return Reply("done", usage=spent) if last.role == "tool_result" else calls("outer")
+
+    chat = Chat(answer)
+    chat.install(inner, outer)
+    async with chat.open() as (harness, root):
+        other = await harness.create_conversation()
+        for conversation in (root, other):
+            await conversation.ask("go")
+            counted = (await conversation.view()).usage
+            assert counted.tools == {"inner": Usage(cost=1.0), "outer": Usage(input_tokens=3, cost=0.25)}
+            assert (counted.models["scripted:demo"].cost, counted.requests) == (1.0, 2)
+        total = await harness.usage()
+        assert total.tools["inner"].cost == 2.0
+        assert (total.models["scripted:demo"].cost, total.requests, total.total.cost) == (2.0, 4, 4.5)
+
+
+@bounded
+async def test_a_call_whose_task_faults_still_gives_the_model_its_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_args: Any) -> Any:
+        raise LookupError("a bug of ours")
+
+    @tool
+    async def work() -> str:
+        return "lost"
+
+    monkeypatch.setattr("pidurable_nb.agent.toolrun._after_tool", broken)
+    message, data = await one_call(Chat(), work)
+    assert (message.is_error, data["code"]) == (True, "tool_error")
+    assert "a bug of ours" in message.text
+
+
+@bounded
+async def test_a_call_that_kills_its_process_again_and_again_is_given_up_as_interrupted(tmp_path: Path) -> None:
+    started: list[Any] = []
+
+    @tool(replay="safe")
+    async def poison(ctx: ToolContext) -> str:
+        await ctx.output("so far")
+        started.append(ctx)
+        await forever()
+        return "never"
+
+    chat = Chat(calls("poison"), "done", path=tmp_path / "s.sqlite")
+    chat.settings = Settings(restart_limit=2)
+    chat.install(poison)
+    for life in (1, 2):
+        switch = KillSwitch(await SqliteStorage.open(tmp_path / "s.sqlite"))
+        harness = await Harness.open(
+            switch, models=chat.model, registry=chat.registry, settings=chat.settings, on_report=chat.reports.append
+        )
+        await (await harness.root()).submit("go", request_id="r")
+        await eventually(lambda life=life: len(started) == life)
+        switch.kill()
+    async with chat.open() as (harness, root):
+        record = await (await root.submit("go", request_id="r")).wait()
+        assert record.status == "done"
+        [message] = await results(root)
+        assert (message.is_error, await codes(root), len(started)) == (True, ["interrupted"], 2)
+        assert "so far" in message.text
+
+
+@bounded
+async def test_a_tool_that_is_replaced_while_it_runs_ends_as_it_began_and_the_next_call_is_the_new_one() -> None:
+    running, go = asyncio.Event(), asyncio.Event()
+
+    @tool(name="work", description="old")
+    async def old() -> str:
+        running.set()
+        await go.wait()
+        return "old result"
+
+    @tool(name="work", description="new")
+    async def new() -> str:
+        return "new result"
+
+    chat = Chat(calls("work"), calls(call("work", id="again")), "done")
+    chat.install(old, name="ext")
+    async with chat.open() as (_, root):
+        submission = await root.submit("go")
+        await running.wait()
+        chat.registry.install(Extension("ext", tools=[new]))
+        go.set()
+        assert (await submission.wait()).status == "done"
+        assert [message.text for message in await results(root)] == ["old result", "new result"]
+        assert [request.tools[0].description for request in chat.model.requests] == ["old", "new", "new"]
+
+
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
@@ -392,6 +546,43 @@ async def test_output_without_await_is_committed_by_the_throttle_and_costs_few_c
         assert harness.storage.last_seq - before < 25
         [message] = await results(root)
         assert message.text.split() == [str(n) for n in range(2000)]
+
+
+@bounded
+async def test_the_pause_after_a_commit_of_output_grows_with_what_it_wrote() -> None:
+    """A commit of what was added is small; one of an output that lost its beginning writes all of it again."""
+    pauses: dict[str, list[float]] = {"added": [], "rewritten": [], "details": []}
+
+    @tool(output_limits=OutputLimits(bytes=20_000, lines=100_000, keep="tail"))
+    async def long(ctx: ToolContext) -> None:
+        async def shown() -> float:
+            def nothing_waits() -> bool:
+                return not ctx._dirty
+
+            await eventually(nothing_waits)
+            return asyncio.get_running_loop().time()
+
+        async def times(what: str, rounds: int, output: str, details: str | None = None) -> None:
+            last = await shown()
+            for n in range(rounds):
+                ctx.output(output)
+                if details is not None:
+                    ctx.details(f"{n}{details}")
+                now = await shown()
+                pauses[what].append(now - last)
+                last = now
+
+        await times("added", 10, "a line\n")
+        ctx.output("y" * 20_000)
+        await times("rewritten", 2, "a line\n")
+        await times("details", 2, "", "z" * 20_000)
+
+    chat = Chat()
+    chat.settings = Settings(progress=ProgressPolicy(output_interval=0.001))
+    await one_call(chat, long)
+    assert min(pauses["added"]) < 0.1
+    assert min(pauses["rewritten"]) > 0.15  # 20,000 characters at 100,000 a second
+    assert pauses["details"][1] > 0.15
 
 
 @pytest.mark.parametrize("keep", ["head", "tail"])
