@@ -10,9 +10,10 @@ What a page sends: ``{"ask": "state", "seq": n}`` once at its start and whenever
 publisher with ``{"seq": n, "now": seconds}`` and, where the page is behind, ``"view"`` with the whole value; and
 ``{"do": NAME}`` for a pressed button. Handlers may run on any thread and only hand work on.
 
-A widget that has *finished* also sends ``{"static": {"id": MODEL, "data": BUNDLE}}``, then and to every page that asks
-later: the page puts the static form in its place, and answers ``{"do": "close"}`` when no view of it is left. So the
-widget is there for as long as some page may need it, and a page that was reloaded in between ends with the static form.
+A widget that has *finished* also says ``{"static": {"id": MODEL, "data": BUNDLE}}``, in a message and from then on in
+``state``: the page puts the static form in its place, and answers ``{"do": "close"}`` when no view of it is left. So
+the widget is there for as long as some page may need it, and a page that was reloaded in between ends with the static
+form.
 """
 
 from __future__ import annotations
@@ -241,7 +242,9 @@ class LiveWidget(anywidget.AnyWidget):
                 answer["view"] = value
             self.send(answer)
             if static is not None:
-                self.send({"static": {"id": self.model_id, "data": static}})
+                handed = {"id": self.model_id, "data": static}
+                self.state = {"seq": seq, "view": value, "static": handed}
+                self.send({"static": handed})
 
     def _hear(self, _widget: Any, content: Any, _buffers: Any) -> None:
         """A message of a page. It is not trusted: what it may say is listed here, all else is nothing."""

@@ -6,6 +6,7 @@
 // end tells; then nothing more comes.
 
 const ASK_AGAIN = 2000;
+const SETTLE_AFTER = 500;
 const GONE = new Set(["restarting", "autorestarting", "terminating", "dead"]);
 const WIDGET = "application/vnd.jupyter.widget-view+json";
 
@@ -71,11 +72,16 @@ export function follow(model) {
     model.send({ ask: "state", seq: feed.seq });
   }
 
+  function end(form) {
+    if (ended) return;
+    ended = true;
+    settleOutput(model, form);
+    if (listeners.size === 0) model.send({ do: "close" });
+  }
+
   function hear(message) {
     if (message?.static) {
-      ended = true;
-      settleOutput(model, message.static);
-      if (listeners.size === 0) model.send({ do: "close" });
+      end(message.static);
       return;
     }
     if (typeof message?.seq !== "number") return;
@@ -107,6 +113,8 @@ export function follow(model) {
   function restored() {
     const state = model.get("state");
     if (state?.view && state.seq > feed.seq) take(state.seq, state.view);
+    // The front end is still making the view that would have to go.
+    if (state?.static) setTimeout(() => end(state.static), SETTLE_AFTER);
   }
 
   function listen(listener) {
