@@ -605,14 +605,14 @@ class TaskSession(Session):
     async def wait_for_task(self, id: TaskId) -> TaskRecord:
         """Wait until a task has ended, and return its record. Starts scheduling.
 
-        Raises ``DurableError`` for a task that does not exist, ``WouldDeadlock`` from code of the task itself,
+        Raises ``DurableError`` for a task that does not exist, ``WouldDeadlock`` from code that the task waits for,
         ``SessionClosed`` or ``SessionFailed`` when the session ends first.
         """
         self._check_line()
-        self._implied_resume()
         inside = self._inside()
         if inside is not None and self._depends_on(id, inside):
-            raise WouldDeadlock(f"code of task {inside} would wait for task {id}, which cannot end before it")
+            raise WouldDeadlock(f"task {id} cannot end before the task {inside} that this code is part of")
+        self._implied_resume()
         while True:
             self._check_open()
             record = await self.task(id)
@@ -635,6 +635,7 @@ class TaskSession(Session):
 
     async def close(self) -> None:
         """As ``Session.close``. Raises ``WouldDeadlock`` from code of a task, which it would wait for."""
+        self._check_line()
         inside = self._inside()
         if inside is not None and self.end is None:
             raise WouldDeadlock(f"closing waits for task {inside}, whose code asks for it: close from outside")
