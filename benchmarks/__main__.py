@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from . import engine, peers
+from . import engine, many, notebook, peers
 from .figures import Figure
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -27,13 +27,21 @@ async def _imports(folder: Path, scale: float, peer: dict[str, float]) -> AsyncI
         yield figure
 
 
+async def _notebook(folder: Path, scale: float, peer: dict[str, float]) -> AsyncIterator[Figure]:
+    for figure in notebook.notebook_figures():
+        yield figure
+
+
 GROUPS: dict[str, Group] = {
     "commits": lambda folder, scale, peer: engine.commit_figures(folder, scale),
     "turns": engine.turn_figures,
     "growth": lambda folder, scale, peer: engine.growth_figures(folder, scale),
     "deltas": lambda folder, scale, peer: engine.delta_figures(folder, scale),
     "opening": engine.opening_figures,
-    "tasks": lambda folder, scale, peer: engine.task_figures(folder, scale),
+    "tasks": lambda folder, scale, peer: many.task_figures(folder, scale),
+    "nested": lambda folder, scale, peer: many.nested_figures(folder, scale),
+    "sessions": many.session_figures,
+    "notebook": _notebook,
     "imports": _imports,
 }
 
@@ -41,7 +49,8 @@ GROUPS: dict[str, Group] = {
 async def measure(names: list[str], folder: Path, scale: float, peer: dict[str, float]) -> list[Figure]:
     """Measure groups one after another, and print each figure as it is known."""
     found = [
-        Figure(f"pi-durable-python: {name}", value, "s" if "context" in name else "1/s") for name, value in peer.items()
+        Figure(f"pi-durable-python: {name}", value, "s" if name in peers.SECONDS else "1/s")
+        for name, value in peer.items()
     ]
     for figure in found:
         print(figure, flush=True)

@@ -167,6 +167,21 @@ async def first_context(path, entries):
     return taken
 
 
+async def sessions(folder, count):
+    async def session(index):
+        harness, root = await opened(folder / f"peer-session-{index}.sqlite")
+        for _ in range(5):
+            await turn(root)
+        return harness
+
+    start = time.perf_counter()
+    harnesses = await asyncio.gather(*(session(index) for index in range(count)))
+    taken = time.perf_counter() - start
+    for harness in harnesses:
+        await harness.close(CONTEXT)
+    return taken
+
+
 async def main():
     folder, scale = Path(sys.argv[1]), float(sys.argv[2])
     figures = {}
@@ -174,6 +189,7 @@ async def main():
         ("commits", lambda: commits(folder, max(50, int(1000 * scale)))),
         ("turns", lambda: turns(folder / "peer-turns.sqlite", max(20, int(300 * scale)))),
         ("tool turns", lambda: turns(folder / "peer-tools.sqlite", max(20, int(300 * scale)), tools=True)),
+        ("sessions", lambda: sessions(folder, max(10, int(200 * scale)))),
         ("first context", lambda: first_context(folder / "peer-long.sqlite", max(2000, int(100_000 * scale)))),
     ):
         try:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 PACKAGE = "pi-durable-python"
 
+SECONDS = ("first context", "sessions")
+"""Its figures that are durations; the others are rates."""
+
 
 def measure(folder: Path, scale: float) -> dict[str, float]:
     """Its figures by name; empty, with a line that says why, where it cannot be installed or run."""
