@@ -318,7 +318,8 @@ class Conversation:
                         digest=digest,
                     )
                 )
-                await start_run(tx, self.id, [found], live.run_failure.first)
+                failure = live.run_failure
+                await start_run(tx, self.id, [found], failure.first, failure.output)
         return Submission(harness, found, self.id)
 
     async def decide(

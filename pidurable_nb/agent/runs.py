@@ -184,10 +184,8 @@ async def end_failed(
         tx._append("pi.assistant", conversation, [message])
     else:
         keep_partial(tx, conversation, live)
-    first = None
     if run is not None:
         await settle_inputs(tx, run.inputs, reason=reason, detail=detail)
-        first = None if run.after_run else run.first
     clear(live)
     if settings.after_failed_run == "withdraw":
         await withdraw_inputs(tx, conversation, "run_failed")
@@ -196,8 +194,8 @@ async def end_failed(
             return
     else:
         await place_writes(tx, conversation, await tx.doc(InboxState, conversation))
-    if first is not None:
-        live.run_failure = RunFailure(reason=reason, detail=detail, first=first)
+    if run is not None and not run.after_run:
+        live.run_failure = RunFailure(reason=reason, detail=detail, first=run.first, output=run.output)
 
 
 async def withdraw_inputs(tx: Tx, conversation: ConversationId, reason: str) -> None:

@@ -116,11 +116,12 @@ class LiveCompaction(Value):
 
 
 class RunFailure(Value):
-    """Why the last run ended without an answer, and where its history starts."""
+    """Why the last run ended without an answer, and where its history starts; ``output`` is what a retry asks for."""
 
     reason: str
     first: EntryId
     detail: JsonValue = None
+    output: OutputSpec | None = None
 
 
 class CompactionFailure(Value):

@@ -540,9 +540,10 @@ class NestedCalls:
         outcome = outcome_of_task(ended)
         if outcome is not None and outcome.status == "completed":
             return ToolOutcome.model_validate(outcome.result)
-        aborted = outcome is None or outcome.status == "aborted"
-        text = "The nested call was aborted." if aborted else "The nested call failed."
-        return ToolOutcome(content=[TextBlock(text)], is_error=True, code="tool_error")
+        if outcome is None or outcome.status in ("aborted", "orphaned"):
+            return ToolOutcome(content=[TextBlock("The nested call was aborted.")], is_error=True, code="aborted")
+        why = f": {outcome.error.message}" if outcome.status in ("failed", "faulted") else "."
+        return ToolOutcome(content=[TextBlock(f"The nested call failed{why}")], is_error=True, code="tool_error")
 
     def _known(self, key: str) -> TaskId | None:
         known = self._run.record.memos.get(f"nested:{key}")

@@ -29,6 +29,7 @@ from pidurable_nb import (
     UsageState,
     tool,
 )
+from pidurable_nb.agent import toolrun
 from pidurable_nb.agent.output import OutputBuffer, clean
 from pidurable_nb.agent.state import Diagnostic
 from pidurable_nb.agent.tool import OutputLimits
@@ -989,6 +990,65 @@ async def test_nested_calls_made_at_once_are_created_together_and_a_bad_one_fail
         assert len(tasks) == 21
         assert len(commits) == 21
         assert harness.storage.last_seq < 20 * 2 + 20  # two for each call, its intent and its result
+
+
+@bounded
+async def test_a_nested_call_that_is_stopped_faults_or_is_denied_is_an_error_for_its_caller_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    after_tool = toolrun._after_tool
+    ran: list[str] = []
+
+    async def broken_for_one(task: Any, *rest: Any) -> Any:
+        if task.input.name == "faulty":
+            raise LookupError("a bug of ours")
+        return await after_tool(task, *rest)
+
+    monkeypatch.setattr("pidurable_nb.agent.toolrun._after_tool", broken_for_one)
+
+    @tool
+    async def slow() -> str:
+        ran.append("slow")
+        await forever()
+        return "never"
+
+    @tool
+    async def faulty() -> str:
+        return "lost"
+
+    @tool(approval=True)
+    async def asks() -> str:
+        ran.append("asks")
+        return "never"
+
+    @tool
+    def outer(ctx: ToolContext) -> str:  # a plain function: its calls block its own thread
+        found = [ctx.call_tool(name) for name in ("faulty", "slow", "asks")]
+        return "\n".join(f"{result.code}: {result.text}" for result in found)
+
+    chat = Chat(calls("outer"), "done")
+    chat.install(outer, slow, faulty, asks)
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        await eventually(lambda: ran == ["slow"])
+        [running] = (await live(harness, root)).nested_tools
+        assert (running.name, running.key, running.status) == ("slow", "slow:1", "running")
+        await harness.abort_task(running.task)
+
+        async def asked() -> Any:
+            return (await live(harness, root)).approvals
+
+        [question] = await eventually(asked)
+        assert (question.call, question.name) == ("call-outer/asks:1", "asks")
+        await root.decide(question.call, approve=False, note="no")
+        assert (await submission.wait()).status == "done"
+        [message] = await results(root)
+        assert message.text.splitlines() == [
+            "tool_error: The nested call failed: LookupError: a bug of ours",
+            "aborted: The nested call was aborted.",
+            "blocked: A person denied the call: no",
+        ]
+        assert ran == ["slow"]
 
 
 @bounded

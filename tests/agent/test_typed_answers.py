@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pidurable_nb import Conversation, Extension, Harness, Registry, tool
+from pidurable_nb import Conversation, Extension, Harness, LiveState, Registry, tool
 from pidurable_nb.errors import Unanswered
 from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import Reply, ScriptedModel
@@ -61,6 +61,22 @@ def test_what_does_not_fit_is_told_and_asked_again() -> None:
 def test_an_answer_that_never_fits_is_unanswered() -> None:
     with pytest.raises(Unanswered, match="does not fit its type after 3 attempts"):
         ask(City, *[final(name="Paris")] * 3)
+
+
+def test_a_retry_asks_for_the_typed_answer_again() -> None:
+    async def main() -> None:
+        model = ScriptedModel([Reply(error="400 no"), final(name="Paris", people=2)])
+        async with Harness.open(":memory:", models=model) as harness:
+            root = await harness.root()
+            with pytest.raises(Unanswered, match="400 no"):
+                await root.ask("Which city?", output=City)
+            assert (await (await root.retry()).wait()).status == "done"
+            assert [declared.name for declared in model.requests[1].tools] == ["final_answer"]
+            assert [message.text for message in model.requests[1].messages if message.role == "user"] == ["Which city?"]
+            assert [e.kind async for e in root.entries()][:2] == ["pi.tool-result", "pi.assistant"]
+            assert (await root.view()).live == LiveState()
+
+    asyncio.run(main())
 
 
 def test_other_tools_run_before_the_final_one() -> None:
