@@ -1,1 +1,1 @@
-"""Tools that come with the package."""
+"""Tools that come with the package; none yet in this version."""
