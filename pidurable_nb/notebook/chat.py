@@ -36,7 +36,7 @@ from ..session import Address
 from . import frontend
 from .bridge import Bridge, engine
 from .cells import CellsState, Order, Ordinals, Provenance, named_request_id, ordinal_of, request_id, text_digest
-from .present import answer_view, recovery_view, tasks_view, transcript_view
+from .present import answer_view, approval_calls, recovery_view, tasks_view, transcript_view
 from .render import mimebundle
 from .view import AnswerView, RecoveryView, StatusRow, StatusView, TasksView, TranscriptView, clip, clock_time
 
@@ -133,6 +133,7 @@ class Turn:
         self._record: SubmissionRecord | None = None
         self._error: BaseException | None = None
         self._behind_parked = False
+        self._stopping = False
 
     def __repr__(self) -> str:
         return f"<Turn {self.id}: {self.view.status}>"
@@ -190,6 +191,8 @@ class Turn:
         harness = self.chat.harness
         live = await harness.snapshot(LiveState, record.conversation_id)
         if live is not None and live.run is not None and record.id in live.run.inputs:
+            self._stopping = True
+            self.chat._refresh_turns()
             await harness.abort_task(live.run.task)
             await self.chat._release()
             await self._settled.wait()
@@ -248,6 +251,7 @@ class Turn:
                 held=self.chat._held_reason(),
                 note=self._note,
                 now=harness.clock(),
+                stopping=self._stopping,
             )
         )
         self._tell()
@@ -265,7 +269,12 @@ class Turn:
                 entries.append(entry)
         self._record = record
         self._entry = next((entry for entry in entries if entry.id == record.answer), None)
-        view = answer_view(record, self.prompt, entries, LiveState(), note=self._note, now=self.chat.harness.clock())
+        began = self.view.started_at
+        if began is None and record.entry is not None:
+            asked = await conversation.entry(record.entry)
+            began = getattr(asked.messages[0], "timestamp", None) if asked is not None and asked.messages else None
+        now = self.chat.harness.clock()
+        view = answer_view(record, self.prompt, entries, LiveState(), note=self._note, now=now, began=began)
         self._present(view)
 
     def _present(self, view: AnswerView | None) -> None:
@@ -577,7 +586,7 @@ class Chat:
         await self._look_again()
         reason = self._held_reason()
         if reason is not None:
-            raise NotebookError(f"nothing would end: the session waits {reason}")
+            raise NotebookError(f"nothing would end: the session {self.held()}")
         await self.conversation.wait_for_idle()
 
     # -- steering ----------------------------------------------------------------------------------------------------
@@ -608,6 +617,9 @@ class Chat:
                 if waiting.type == "input":
                     await self.harness._abort_submission(waiting.submission)
             await self._resume()
+        for turn in self._turns.values():
+            turn._stopping = not turn._settled.is_set()
+        self._refresh_turns()
         await self.conversation.abort()
         return busy
 
@@ -771,6 +783,9 @@ class Chat:
             waits = view.live.generation is not None and (view.live.generation.retry or view.live.generation.deferred)
             state = "waiting" if waits else "running"
             rows.append(StatusRow(name="run", value=f"turn {run.turns + 1}, task {run.task}"))
+        if view.live.approvals:
+            state = "waiting"
+            rows.append(StatusRow(name="waits for you", value=approval_calls(view.live.approvals), tone="warn"))
         if view.inbox.items:
             rows.append(StatusRow(name="inbox", value=f"{len(view.inbox.items)} waiting"))
         total = view.usage.total
@@ -801,7 +816,8 @@ class Chat:
         async def read() -> TranscriptView:
             entries = await self.conversation.entries(order="ascending").list()
             earlier = 0 if count is None else max(0, len(entries) - count)
-            return transcript_view(entries[earlier:], conversation=self.conversation.id, earlier=earlier)
+            shown, stopped = entries[earlier:], await self._stopped(entries[earlier:])
+            return transcript_view(shown, conversation=self.conversation.id, earlier=earlier, stopped=stopped)
 
         return self._bridge.run(read)
 
@@ -811,9 +827,21 @@ class Chat:
 
         async def read() -> TranscriptView:
             view = await self.conversation.context()
-            return transcript_view(view.entries, conversation=self.conversation.id)
+            stopped = await self._stopped(view.entries)
+            return transcript_view(view.entries, conversation=self.conversation.id, stopped=stopped)
 
         return self._bridge.run(read)
+
+    async def _stopped(self, entries: Sequence[Entry]) -> set[int]:
+        """The entries of the inputs whose run was stopped; nothing is read when no answer was cut off."""
+        messages = [message for entry in entries for message in entry.messages]
+        if not any(message.role == "assistant" and message.stop_reason == "aborted" for message in messages):
+            return set()
+        found: set[int] = set()
+        async for record in self.harness.submissions(conversation=self.conversation.id, order="descending"):
+            if record.entry is not None and record.reason == "aborted":
+                found.add(record.entry)
+        return found
 
     def record(self, id: int) -> Entry | TaskRecord | SubmissionRecord:
         """The record of an id. Raises ``NotebookError`` when there is none."""
@@ -884,6 +912,13 @@ class Chat:
 
     # -- waiting for tools -------------------------------------------------------------------------------------------
 
+    def held(self) -> str | None:
+        """Why nothing starts, in words that go on from "the session", or ``None`` when it does."""
+        reason = self._held_reason()
+        if reason is None:
+            return None
+        return f"is {reason}" if reason.startswith("paused") else f"waits {reason}"
+
     def _held_reason(self) -> str | None:
         if not self.harness.hold:
             return None
@@ -895,7 +930,7 @@ class Chat:
         """Stay paused while recovered work names something this kernel lacks; go on when the registry has it."""
         self._unsubscribe = self.harness.registry.subscribe(lambda: self._bridge.call_soon(self._look_again))
         self.harness.hold = True
-        self._waiting_for = tuple(_remedy(name) for name in (await self.harness.inspect()).unresolved)
+        self._waiting_for = _remedy((await self.harness.inspect()).unresolved)
         if not self._waiting_for:
             await self._resume()
 
@@ -903,7 +938,7 @@ class Chat:
         """Go on when nothing is missing any more; called whenever the registry has changed."""
         if self._paused or not self.harness.hold or self.closed:
             return
-        self._waiting_for = tuple(_remedy(name) for name in (await self.harness.inspect()).unresolved)
+        self._waiting_for = _remedy((await self.harness.inspect()).unresolved)
         if not self._waiting_for:
             await self._resume()
         else:
@@ -933,11 +968,24 @@ def _said(item: InboxItem) -> str:
     return clip(text_of(item.content) or " ".join(message.text for message in item.messages) or item.kind or "", 200)
 
 
-def _remedy(name: str) -> str:
-    kind, _, rest = name.partition(" ")
-    if kind == "model":
-        return f"model `{rest}`: register it or set its key, or `%durable resume`"
-    return f"{kind} `{rest}`: run its cell, or `%durable resume`"
+def _remedy(missing: Sequence[str]) -> tuple[str, ...]:
+    """What is missing as one line with one remedy, or nothing; each is ``kind name``, such as ``tool weather``."""
+    kinds: dict[str, list[str]] = {}
+    for item in missing:
+        kind, _, name = item.partition(" ")
+        kinds.setdefault(kind, []).append(f"`{name}`")
+    if not kinds:
+        return ()
+    models, code = kinds.get("model", []), [name for kind, names in kinds.items() if kind != "model" for name in names]
+    remedies = ([f"run {'its cell' if len(code) == 1 else 'their cells'}"] if code else []) + (
+        [f"register {'it' if len(models) == 1 else 'them'} or set {'its key' if len(models) == 1 else 'their keys'}"]
+        if models and not code
+        else ["register the model or set its key"]
+        if models
+        else []
+    )
+    what = ", ".join(f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}" for kind, names in kinds.items())
+    return (f"{what}: {', '.join(remedies)}, or `%durable resume`",)
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ import inspect
 import json
 import keyword
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -147,9 +148,7 @@ def run_line(shell: Any, line: str) -> Any:
         return None
     found = COMMANDS.get(name)
     if found is None:
-        close = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.5)
-        close = close or [known for known in COMMANDS if known.startswith(name)]
-        hint = f"did you mean {' or '.join(close)}?" if close else "`%durable` alone lists the commands"
+        hint = _did_you_mean(name, COMMANDS) or "`%durable` alone lists the commands"
         raise NotebookError(f"there is no command {name!r}: {hint}")
     try:
         if found.text and rest not in ("--help", "-h"):
@@ -159,6 +158,14 @@ def run_line(shell: Any, line: str) -> Any:
         return found.act(shell, found.parser.parse_args([_interpolated(shell, word) for word in _split(rest)]))
     except _HelpShown:
         return None
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names what was meant, or nothing: what begins so, else what is spelt nearly so."""
+    names = list(known)
+    close = [item for item in names if item.startswith(name)][:3]
+    close = close or difflib.get_close_matches(name, names, n=2, cutoff=0.7)
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def run_cell(shell: Any, line: str, cell: str) -> None:
@@ -184,7 +191,11 @@ def run_in_child(line: str, cell: str) -> None:
 
 
 def _interpolated(shell: Any, text: str) -> str:
-    return interpolate(text, {"Err": _Errors(shell), **shell.user_ns})
+    missing: list[str] = []
+    done = interpolate(text, {"Err": _Errors(shell), **shell.user_ns}, missing=missing)
+    for name in missing:
+        print(f"`{{{name}}}` is not defined here: sent as written", file=sys.stderr)
+    return done
 
 
 class _Errors:
@@ -272,7 +283,8 @@ class _Streamed:
 
 
 def _stops_waiting(view: AnswerView, to: str | None) -> str:
-    """Why a cell no longer waits for a turn that goes on, and how to get its answer."""
+    """Why a cell no longer waits for a turn, and how to get its answer."""
+    alone = view.status in ("retrying", "deferred")  # what needs a person does not go on by itself
     if view.status == "retrying":
         at = f" at {clock_time(view.retry_at)}" if view.retry_at is not None else ""
         why = f"the model failed and is asked again{at}"
@@ -281,20 +293,32 @@ def _stops_waiting(view: AnswerView, to: str | None) -> str:
     elif view.status == "queued":
         why = "it is queued behind a run that waits itself (`%durable status` says for what)"
     else:
-        why = f"it waits {view.problem or 'for a person'}"
+        reason = view.problem or "for a person"
+        why = f"it is {reason}" if reason.startswith("paused") else f"it waits {reason}"
     then = f"to bind {to} once the answer is there" if to is not None else "to see the answer"
-    return f"the cell stops waiting, and the turn goes on: {why}. Run the cell again {then}; nothing is asked twice."
+    goes_on = ", and the turn goes on" if alone else ""
+    return f"This cell ends here{goes_on}: {why}. Run it again {then}; nothing is asked twice."
+
+
+FIRST = ("open", "status", "history", "stop")
+"""The commands that the help explains first; ``%%durable`` comes after ``open``."""
+
+
+def _explained(names: Iterable[str]) -> list[str]:
+    found = [COMMANDS[name] for name in names]
+    return [line for item in found for line in (_usage(item.parser), f"    {item.about}", f"    {item.example}")]
 
 
 def help_text() -> str:
-    """Every command with what it does, and an example each."""
-    lines = [
+    """Every command with what it does, and an example each; those that everybody uses first."""
+    rest = sorted(COMMANDS.keys() - set(FIRST))
+    lines = ["The first five to know:", *_explained(FIRST[:1])]
+    lines += [
         "%%durable [--to VAR] [--wait] [--again] …",
         "    ask with the text of the cell; running the cell again finds the stored answer",
         "    %%durable --to answer",
     ]
-    for found in sorted(COMMANDS.values(), key=lambda found: found.name):
-        lines += [_usage(found.parser), f"    {found.about}", f"    {found.example}"]
+    lines += [*_explained(FIRST[1:]), "", "All others:", *_explained(rest)]
     lines += [
         "%%durable_kernel NAME [--until TEXT] [--timeout S] [--then-kill]",
         "    run the cell in a child kernel, which can be killed without harm to this one",
@@ -514,7 +538,10 @@ def _install(shell: Any, options: argparse.Namespace) -> None:
     names = shell.user_ns
     missing = [name for name in options.names if name not in names]
     if missing:
-        raise NotebookError(f"there is no {', '.join(missing)} in this notebook: run the cell that defines it")
+        usable = [name for name, value in names.items() if not name.startswith("_") and _installable(value)]
+        hints = [hint for name in missing if (hint := _did_you_mean(name, usable))]
+        hint = f" ({' '.join(hints)})" if hints else ""
+        raise NotebookError(f"there is no {', '.join(missing)} in this notebook: run the cell that defines it{hint}")
     sessions.install(*(names[name] for name in options.names))
     print(f"installed {', '.join(options.names)}")
 
@@ -531,7 +558,8 @@ def _tools(shell: Any, options: argparse.Namespace) -> None:
         )
         for name, tool in agent.tools.items()
     )
-    show(StatusView(title="tools" if rows else "no tools: %durable install NAME", state="idle", rows=rows))
+    title = "tools" if rows else "no tools: %durable install NAME"
+    show(StatusView(title=title, state=chat.status().state, rows=rows))
 
 
 @command("crash", "SIGKILL this kernel, as a crash would", "%durable crash")

@@ -59,7 +59,8 @@ def _approve(shell: Any, options: argparse.Namespace) -> None:
     chat = sessions.current()
     call = _waiting_call(chat, options.call)
     chat.approve(call, arguments=None if options.edit is None else json_object(options.edit, "--edit"))
-    print(f"approved {call}; the run goes on")
+    held = chat.held()
+    print(f"approved {call}; " + ("the run goes on" if held is None else f"it runs later: the session {held}"))
 
 
 @command(
@@ -73,7 +74,8 @@ def _deny(shell: Any, options: argparse.Namespace) -> None:
     chat = sessions.current()
     call = _waiting_call(chat, options.call)
     chat.deny(call, note=options.note)
-    print(f"denied {call}; the model is told")
+    held = chat.held()
+    print(f"denied {call}; the model is told" + ("" if held is None else f" later: the session {held}"))
 
 
 def _waiting_call(chat: sessions.Chat, call: str | None) -> str:

@@ -8,6 +8,8 @@ insert Markdown where they have it.
 from __future__ import annotations
 
 import ast
+import builtins
+import keyword
 import re
 from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -21,8 +23,11 @@ LONGEST = 1000
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
-def interpolate(text: str, names: Mapping[str, Any]) -> str:
-    """``text`` with its ``{expressions}`` replaced. Evaluation never raises: what does not evaluate stays."""
+def interpolate(text: str, names: Mapping[str, Any], *, missing: list[str] | None = None) -> str:
+    """``text`` with its ``{expressions}`` replaced. Evaluation never raises: what does not evaluate stays.
+
+    ``missing`` gets each name in braces of its own that stands in prose and is not defined.
+    """
     parts: list[str] = []
     braces: list[str] = []  # those that are open: "{" as written, "{{" for a literal one
     position = 0
@@ -37,6 +42,10 @@ def interpolate(text: str, names: Mapping[str, Any]) -> str:
             end = _end(text, match.start())
             replaced = None if end is None else _evaluate(text[position:end], names)
             if replaced is None or end is None:
+                if missing is not None and end is not None and not braces:
+                    name = text[position:end]
+                    if name not in missing and _is_missing(name, names) and _in_prose(text, match.start(), end):
+                        missing.append(name)
                 braces.append(brace)
                 parts.append(brace)
             else:
@@ -49,6 +58,18 @@ def interpolate(text: str, names: Mapping[str, Any]) -> str:
             parts.append(brace)
     parts.append(text[position:])
     return "".join(parts)
+
+
+def _is_missing(name: str, names: Mapping[str, Any]) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in names and not hasattr(builtins, name)
+
+
+def _in_prose(text: str, start: int, end: int) -> bool:
+    """Whether braces stand as a word among words: not in quoted code, and not in TeX, CSS or an assignment."""
+    before, after = text[:start].removesuffix("("), text[end + 1 : end + 2]
+    if before.count("`") % 2 or (before and not before[-1].isspace()):
+        return False
+    return before.rstrip()[-1:] not in tuple("=,[{\\") and (not after or after.isspace() or after in ".,;:!?)")
 
 
 def _end(text: str, brace: int) -> int | None:

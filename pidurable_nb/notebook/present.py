@@ -6,10 +6,11 @@ Every function here is pure: committed state goes in, a view (``view``) comes ou
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..agent.harness import Inspection
 from ..agent.state import LiveApproval, LiveState, LiveTool
+from ..agent.toolrun import APPROVAL
 from ..messages import AssistantMessage, ToolCall, ToolResultMessage
 from ..records import Attempt, Entry, Life, SubmissionRecord, TaskRecord, checkpoint_of_task, outcome_of_task
 from ..tasks import TaskGraph
@@ -51,24 +52,31 @@ def answer_view(
     held: str | None = None,
     note: str | None = None,
     now: float,
+    began: float | None = None,
+    stopping: bool = False,
 ) -> AnswerView:
-    """The answer of one submission. ``entries`` are those after its own; ``held`` says why scheduling is held back."""
+    """The answer of one submission. ``entries`` are those after its own; ``held`` says why scheduling is held back.
+
+    ``began`` is when its work began, for an answer that was stopped and so does not say it; ``stopping``
+    that a stop was heard.
+    """
     mine = _of_the_run(record, entries)
     running = live.run is not None and record.id in live.run.inputs
     items: list[AnswerItem] = []
     results = _results(mine)
     tools = {tool.call: tool for tool in live.tools} if running else {}
+    asked = {item.call for item in live.approvals} if running else set()
     answers: list[AssistantMessage] = []
     for entry in mine:
         for message in entry.messages:
             if isinstance(message, AssistantMessage):
-                items.extend(_answer_items(len(answers), message, results[len(answers)], tools))
+                items.extend(_answer_items(len(answers), message, results[len(answers)], tools, asked))
                 answers.append(message)
             elif message.role == "user":
                 items.append(NoticeItem(key=f"u{entry.id}", text=f"steered: {clip(message.text, 400)}"))
     generation = live.generation if running else None
     if generation is not None and generation.message is not None:
-        items.extend(_answer_items(len(answers), generation.message, {}, tools, streaming=True))
+        items.extend(_answer_items(len(answers), generation.message, {}, tools, asked, streaming=True))
     unfinished = [message for message in answers if message.stop_reason in ("aborted", "error")]
     ended_short = bool(answers) and answers[-1].stop_reason in ("aborted", "error")
     status, reason = _status(record, live, running=running, held=held)
@@ -77,7 +85,7 @@ def answer_view(
     error = next((message.error for message in reversed(answers) if message.error), None)
     detail = record.detail.get("message") if isinstance(record.detail, dict) else None
     finished = [message for message in answers if message.timestamp is not None]
-    started = _started(record, entries, live, running)
+    started = _started(record, entries, live, running, began)
     retry = generation.retry if generation is not None else None
     deferred = generation.deferred if generation is not None else None
     used = [message.usage for message in answers]
@@ -101,7 +109,14 @@ def answer_view(
         ended_at=(finished[-1].timestamp if finished else now) if record.settled and started is not None else None,
         note=note,
         can_stop=not record.settled,
+        stopping=_stopping(live) if stopping and not record.settled else None,
     )
+
+
+def _stopping(live: LiveState) -> str:
+    """What a stop waits for: a tool ends at its next ``await``, one that is a plain function when it returns."""
+    running = [f"`{tool.name}`" for tool in live.tools if tool.status == "running"]
+    return f"stopping: waits for {', '.join(running)} to return" if running else "stopping…"
 
 
 def _results(entries: Sequence[Entry]) -> list[dict[str, tuple[Entry, ToolResultMessage]]]:
@@ -151,9 +166,19 @@ def _status(
 
 def approval_words(approvals: Sequence[LiveApproval]) -> str:
     """What a person is asked, and how to answer."""
-    calls = ", ".join(f"`{item.name}({compact_arguments(item.arguments, 80)})`" for item in approvals)
     first = approvals[0].call
+    calls = ", ".join(_asked_call(item) for item in approvals)
     return f"for you, to allow {calls}: `%durable approve {first}` or `%durable deny {first}`"
+
+
+def approval_calls(approvals: Sequence[LiveApproval]) -> str:
+    """Each call that a person is asked about, with the id that answers it."""
+    calls = ", ".join(f"{item.call} {_asked_call(item)}" for item in approvals)
+    return f"{calls}: `%durable approve CALL` or `%durable deny CALL`"
+
+
+def _asked_call(item: LiveApproval) -> str:
+    return f"`{item.name}({compact_arguments(item.arguments, 80)})`"
 
 
 def _detail(record: SubmissionRecord, detail: JsonValue, error: str | None, poll_at: float | None) -> str | None:
@@ -166,16 +191,19 @@ def _detail(record: SubmissionRecord, detail: JsonValue, error: str | None, poll
     return error or (json.dumps(record.detail) if record.detail else None)
 
 
-def _started(record: SubmissionRecord, entries: Sequence[Entry], live: LiveState, running: bool) -> float | None:
-    if running and live.generation is not None and live.generation.started_at is not None and not entries:
-        return live.generation.started_at
-    for entry in entries:
-        for message in entry.messages:
-            if isinstance(message, AssistantMessage) and message.timestamp is not None:
-                return message.timestamp - (message.duration or 0.0)
+def _started(
+    record: SubmissionRecord, entries: Sequence[Entry], live: LiveState, running: bool, began: float | None
+) -> float | None:
+    """When the first request began. A message that was cut off has a time but no duration: it says when it ended."""
+    said = [message for entry in entries for message in entry.messages if isinstance(message, AssistantMessage)]
+    for message in said:
+        if message.timestamp is not None and message.duration is not None:
+            return message.timestamp - message.duration
     if running and live.generation is not None:
         return live.generation.started_at
-    return None
+    if began is not None and said:
+        return began
+    return next((message.timestamp for message in said if message.timestamp is not None), None)
 
 
 def _answer_items(
@@ -183,6 +211,7 @@ def _answer_items(
     message: AssistantMessage,
     results: Mapping[str, tuple[Entry, ToolResultMessage]],
     tools: Mapping[str, LiveTool],
+    asked: Collection[str],
     *,
     streaming: bool = False,
 ) -> list[AnswerItem]:
@@ -200,7 +229,9 @@ def _answer_items(
         elif block.type == "thinking":
             items.append(ThinkingItem(key=key, text=block.text, state=part))
         elif block.type == "tool_call":
-            items.append(_tool_item(key, block, results.get(block.id), tools.get(block.id), finished=state == "done"))
+            result, tool = results.get(block.id), tools.get(block.id)
+            finished, waits = state == "done", block.id in asked
+            items.append(_tool_item(key, block, result, tool, finished=finished, asked=waits))
     if message.stop_reason == "error" and not streaming:
         items.append(NoticeItem(key=f"a{number}.error", text=message.error or "the model failed", level="error"))
     return items
@@ -213,7 +244,9 @@ def _tool_item(
     tool: LiveTool | None,
     *,
     finished: bool,
+    asked: bool,
 ) -> ToolItem:
+    """One call; ``asked`` when it waits for a person."""
     output = tool.output if tool is not None else ""
     if result is not None:
         entry, message = result
@@ -239,15 +272,16 @@ def _tool_item(
             details_text=None if message.details is None else json.dumps(message.details, indent=1),
             diagnostics=diagnostics,
         )
+    waits: ToolStatus = "approval" if asked else "pending"
     if tool is None:
-        return ToolItem(key=key, name=call.name, arguments=call.arguments, status="pending" if finished else "aborted")
+        return ToolItem(key=key, name=call.name, arguments=call.arguments, status=waits if finished else "aborted")
     return ToolItem(
         key=key,
         name=call.name,
         arguments=call.arguments,
         output=output,
         dropped=tool.dropped_chars,
-        status="running" if tool.status == "running" else "pending",
+        status="running" if tool.status == "running" else waits,
         replay=tool.replay,
         details_text=None if tool.details is None else json.dumps(tool.details, indent=1),
         diagnostics=tuple((item.severity, item.message) for item in tool.diagnostics),
@@ -317,6 +351,14 @@ def _recovery_row(task: TaskRecord, live: LiveState, cut_off: bool, prompts: Map
                 will="is reported as interrupted: not safe to repeat",
                 level="warn",
             )
+        if phase == "approve" and task.state.status == "waiting":
+            call = given.get("call_id")
+            answers = f"`%durable approve {call}` or `%durable deny {call}`"
+            return RecoveryRow(
+                what="tool", title=name, was="waiting for you", will=f"still waits: {answers}", level="warn"
+            )
+        if phase == "approve":
+            return RecoveryRow(what="tool", title=name, was="decided by you", will="goes on as you decided")
         return RecoveryRow(what="tool", title=name, was="about to start", will="starts")
     state = task.state
     title = f"{task.kind} {task.id}"
@@ -325,7 +367,9 @@ def _recovery_row(task: TaskRecord, live: LiveState, cut_off: bool, prompts: Map
             what="sleep", title=title, was="asleep", will=f"wakes at {clock_time(state.until, date=True)}"
         )
     if state.status == "waiting":
-        return RecoveryRow(what="task", title=title, was=f"waiting for {len(state.on)} tasks", will="waits on")
+        return RecoveryRow(
+            what="task", title=title, was=_waits(state.on, state.signal, state.until, "waiting"), will="waits on"
+        )
     if state.status == "completing":
         return RecoveryRow(what="task", title=title, was="ending", will="ends when its owned work has")
     if task.abort_requested:
@@ -390,7 +434,7 @@ def tasks_view(graph: TaskGraph, ended: Sequence[TaskRecord] = (), *, all: bool 
         if task.blocked is not None:
             status, about = "blocked", _BLOCKED[task.blocked]
         elif task.status == "waiting":
-            about = "waits for " + ", ".join(map(str, task.on[:8])) + (" …" if len(task.on) > 8 else "")
+            about = _waits(task.on, task.signal, task.until, "waits")
         elif task.status == "sleeping" and task.until is not None:
             about = f"until {clock_time(task.until, date=True)}"
         if task.abort_requested:
@@ -427,6 +471,17 @@ def tasks_view(graph: TaskGraph, ended: Sequence[TaskRecord] = (), *, all: bool 
     return TasksView(rows=tuple(rows[:limit]), all=all, hidden=max(0, len(rows) - limit))
 
 
+def _waits(on: Sequence[int], signal: str | None, until: float | None, verb: str) -> str:
+    """What a wait is for, in words that begin with ``verb``."""
+    what: list[str] = []
+    if on:
+        what.append(", ".join(map(str, on[:8])) + (" …" if len(on) > 8 else ""))
+    if signal is not None:
+        what.append("a person" if signal == APPROVAL else f"the signal {signal}")
+    words = f"{verb} for {' or '.join(what)}" if what else verb
+    return words if until is None else f"{words} until {clock_time(until, date=True)}"
+
+
 _BLOCKED = {
     "missing_task": "its code is not installed here",
     "task_too_old": "a newer version of its code stored it",
@@ -436,8 +491,15 @@ _BLOCKED = {
 _ROLES = {"pi.user": "user", "pi.assistant": "assistant", "pi.system": "system", "pi.tool-result": "tool"}
 
 
-def transcript_view(entries: Sequence[Entry], *, conversation: int | None = None, earlier: int = 0) -> TranscriptView:
-    """Entries as people read them, oldest first."""
+def transcript_view(
+    entries: Sequence[Entry],
+    *,
+    conversation: int | None = None,
+    earlier: int = 0,
+    stopped: Collection[int] = (),
+) -> TranscriptView:
+    """Entries as people read them, oldest first. ``stopped`` are the entries of inputs whose run was stopped."""
+    by_person = _stopped_answers(entries, stopped)
     shown: list[TranscriptEntry] = []
     for entry in entries:
         message = entry.messages[0] if entry.messages else None
@@ -450,7 +512,7 @@ def transcript_view(entries: Sequence[Entry], *, conversation: int | None = None
         if isinstance(message, AssistantMessage):
             model = message.model
             if message.stop_reason == "aborted":
-                markers.append("cut off, kept")
+                markers.append("stopped, kept" if entry.id in by_person else "cut off, kept")
                 struck = True
             elif message.stop_reason == "error":
                 markers.append(f"failed: {message.error}")
@@ -486,3 +548,17 @@ def transcript_view(entries: Sequence[Entry], *, conversation: int | None = None
             )
         )
     return TranscriptView(entries=tuple(shown), conversation=conversation, earlier=earlier)
+
+
+def _stopped_answers(entries: Sequence[Entry], stopped: Collection[int]) -> set[int]:
+    """The half answers that a stop cut off: the last one of each run that was stopped. Those before it, a crash did."""
+    found: set[int] = set()
+    in_stopped, last = False, None
+    for entry in entries:
+        message = entry.messages[0] if entry.messages else None
+        if entry.kind == "pi.user":
+            found |= {last} if in_stopped and last is not None else set()
+            in_stopped, last = entry.id in stopped, None
+        elif isinstance(message, AssistantMessage):
+            last = entry.id if message.stop_reason == "aborted" else None
+    return found | ({last} if in_stopped and last is not None else set())

@@ -180,10 +180,11 @@ class ThinkingItem(_Part):
         return f"{'thinking…' if self.state == 'streaming' else 'thinking'} · {words}"
 
 
-ToolStatus: TypeAlias = Literal["pending", "running", "done", "error", "interrupted", "blocked", "aborted"]
+ToolStatus: TypeAlias = Literal["pending", "approval", "running", "done", "error", "interrupted", "blocked", "aborted"]
 
 _TOOL_BADGES: dict[str, Badge] = {
     "pending": Badge("○", "waits its turn", "muted"),
+    "approval": Badge("!", "waits for you", "warn"),
     "running": Badge("◐", "running", "active"),
     "done": Badge("✓", "done", "good"),
     "error": Badge("✕", "failed", "bad"),
@@ -305,7 +306,8 @@ class AnswerView(_View):
 
     ``reason`` is the stored reason of an ``unanswered`` submission or of a ``waiting`` one, in the engine's word or in
     words of its own; ``detail_text`` says more. ``note`` is the line under a stored answer. ``show_prompt`` repeats
-    the prompt, for a display that is not under the cell that asks. ``cost`` is in US dollars.
+    the prompt, for a display that is not under the cell that asks. ``stopping`` says what a stop waits for that was
+    heard. ``cost`` is in US dollars.
     """
 
     submission: int | None = None
@@ -326,6 +328,7 @@ class AnswerView(_View):
     ended_at: float | None = None
     note: str | None = None
     can_stop: bool = False
+    stopping: str | None = None
     show_prompt: bool = False
 
     @property
@@ -422,6 +425,7 @@ class AnswerView(_View):
             "ended_at": self.ended_at,
             "retry_at": self.retry_at if self.status == "retrying" else None,
             "can_stop": self.can_stop and not self.settled,
+            "stopping": None if self.settled else self.stopping,
         }
         return {name: value if name == "items" else _cleaned(value) for name, value in said.items()}
 

@@ -298,8 +298,8 @@ def test_the_cell_says_why_it_stops_waiting_and_how_to_go_on(shell: Shell, path:
     slow = Settings(retry=RetryPolicy(base_delay=300.0, max_delay=600.0))
     chat = notebook.open(path, model=model, settings=slow, show=False)
     shown = shell.run("%%durable --to reply\nbusy")
-    assert "the cell stops waiting, and the turn goes on: the model failed and is asked again at " in shown
-    assert "Run the cell again to bind reply once the answer is there; nothing is asked twice." in shown
+    assert "This cell ends here, and the turn goes on: the model failed and is asked again at " in shown
+    assert "Run it again to bind reply once the answer is there; nothing is asked twice." in shown
     assert "reply" not in shell.names
     chat.stop()
 

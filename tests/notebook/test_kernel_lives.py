@@ -362,10 +362,10 @@ def test_recovered_calls_wait_for_the_cell_of_their_tool(kernel: Kernel) -> None
 
     meanwhile = kernel.run("%%durable --to later\nmeanwhile", timeout=10)
     assert meanwhile.status == "ok"
-    assert "the cell stops waiting" in meanwhile.text
+    assert "This cell ends here: it " in meanwhile.text
     assert "tool `weather`: run its cell" in meanwhile.text
     same = kernel.run("%%durable\nweather?", timeout=10)
-    assert "the cell stops waiting" in same.text
+    assert "This cell ends here: it " in same.text
 
     assert kernel.run(TOOL.replace("SECONDS", "0")).status == "ok"
     kernel.run("%durable wait")
@@ -396,7 +396,7 @@ def test_stop_ends_what_waits_for_a_tool(kernel: Kernel) -> None:
 def test_a_session_opened_paused_starts_with_resume(kernel: Kernel) -> None:
     opened(kernel, SETUP + 'chat = notebook.open("chat.sqlite", model=model, paused=True)\n')
     ran = kernel.run("%%durable\nhello", timeout=10)
-    assert "the cell stops waiting" in ran.text
+    assert "This cell ends here: it " in ran.text
     assert "`%durable resume` starts it" in ran.text
     kernel.run("%durable resume")
     kernel.run("%durable wait")

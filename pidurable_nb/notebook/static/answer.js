@@ -276,7 +276,7 @@ function mount(feed, model, el) {
   let tallest = 0;
 
   stop.addEventListener("click", () => {
-    if (stopping || feed.lost || !feed.view.can_stop) return;
+    if (stopping || feed.view.stopping || feed.lost || !feed.view.can_stop) return;
     stopping = true;
     model.send({ do: "stop" });
     update();
@@ -341,8 +341,8 @@ function mount(feed, model, el) {
     const away = !stoppable && document.activeElement !== stop;
     stop.classList.toggle("pd-gone", away);
     toggle(stop, !(away && view.settled));
-    stop.setAttribute("aria-disabled", String(stopping || !stoppable));
-    put(asked, stopping ? "stop is asked for… it has to wait while a cell runs; interrupting the cell or %durable stop does the same" : "");
+    stop.setAttribute("aria-disabled", String(stopping || Boolean(view.stopping) || !stoppable));
+    put(asked, view.stopping && !lost ? view.stopping : stopping ? "stop is asked for… it has to wait while a cell runs; interrupting the cell or %durable stop does the same" : "");
     toggle(copy, view.settled && view.items.some((item) => item.kind === "text" && !item.struck && item.text));
     toggle(footer, !view.settled || !copy.hidden || view.usage.length > 0 || Boolean(view.note));
     tick();
