@@ -45,6 +45,13 @@ def test_every_page_is_in_the_index() -> None:
     assert {name for name in pages if f"({name})" not in index} == set()
 
 
+def test_every_tutorial_is_in_the_list() -> None:
+    listed = re.findall(
+        r"^- \[.*\]\((.*\.ipynb)\): .+", (ROOT / "notebooks" / "README.md").read_text("utf-8"), flags=re.MULTILINE
+    )
+    assert listed == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
 # -- the command line ------------------------------------------------------------------------------------------------
 
 
