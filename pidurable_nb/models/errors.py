@@ -13,12 +13,26 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import cached_property
 
 from ..messages import AssistantMessage
 
 __all__ = ["is_overflow", "is_retryable", "redact", "retry_after"]
 
-_OVERFLOW = re.compile(
+
+class _Pattern:
+    """A pattern that is compiled when it is first needed: every import comes here, and few sessions see an error."""
+
+    def __init__(self, text: str, flags: int = 0) -> None:
+        self._text = text
+        self._flags = flags
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        return re.compile(self._text, self._flags)
+
+
+_OVERFLOW = _Pattern(
     r"""
       context[ _-]?(length|window|size|limit)[ _]?(is[ ])?exceed      # OpenAI's code, llama.cpp, pydantic-ai
     | exceeds?[ ].{0,40}context[ _-]?(length|window|size|limit)       # llama.cpp, Together
@@ -38,16 +52,16 @@ _OVERFLOW = re.compile(
 )
 
 # Faults that come with a status or a word of the retryable ones, and that no waiting mends.
-_FINAL = re.compile(
+_FINAL = _Pattern(
     r"invalid.{0,10}api.{0,3}key|authentication.?error|permission.?(error|denied)|content.?filter"
     r"|content management policy",
     re.IGNORECASE,
 )
 
 # A spent quota: final, unless the provider says when to come back, as Google does for limits per minute.
-_SPENT = re.compile(r"insufficient_quota|exceeded your current quota|credit balance|payment required", re.IGNORECASE)
+_SPENT = _Pattern(r"insufficient_quota|exceeded your current quota|credit balance|payment required", re.IGNORECASE)
 
-_STATUS = re.compile(
+_STATUS = _Pattern(
     r"""
       (?: \b(?: HTTP(?:/\d(?:\.\d)?)? | status(?:[ _]code)? | error(?:[ ]code)? | code )\b ["'\]]* \s*[:=]?\s* ["']?
         | ^\s*["'(\[]? )
@@ -57,7 +71,7 @@ _STATUS = re.compile(
 )
 _RETRYABLE_STATUS = frozenset({408, 409, 425, 429})
 
-_RETRYABLE = re.compile(
+_RETRYABLE = _Pattern(
     r"""
       rate.?limit | too[ ]many[ ]requests | throttl | resource.?exhausted | tokens[ ]per[ ]min
     | quota.{0,40}per[ ]minute
@@ -77,7 +91,7 @@ _RETRYABLE = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 
-_AFTER = re.compile(
+_AFTER = _Pattern(
     r"""
       (?: retry[ _-]?after (?P<milli>[ _-]?ms)? | retry_?delay | (?:try[ ]again|retry|wait)[ ](?:in|for)(?:[ ]about)? )
       ["']?\s*[:=]?\s*["']?
@@ -96,7 +110,7 @@ def is_overflow(message: AssistantMessage, context_window: int | None = None) ->
     read more than that counts too.
     """
     if message.stop_reason == "error":
-        return bool(_OVERFLOW.search(message.error or ""))
+        return bool(_OVERFLOW.compiled.search(message.error or ""))
     if not context_window or message.stop_reason not in ("stop", "length"):
         return False
     usage = message.usage
@@ -112,23 +126,23 @@ def is_retryable(message: AssistantMessage) -> bool:
     A refused key, a spent quota, a malformed request and an overflow are not (engine.md, section 11).
     """
     text = message.error or ""
-    if message.stop_reason != "error" or not text or _OVERFLOW.search(text) or _FINAL.search(text):
+    if message.stop_reason != "error" or not text or _OVERFLOW.compiled.search(text) or _FINAL.compiled.search(text):
         return False
-    if _SPENT.search(text):
+    if _SPENT.compiled.search(text):
         return retry_after(message) is not None
-    status = _STATUS.search(text)
+    status = _STATUS.compiled.search(text)
     if status is not None:
         code = int(status[1])
         if code >= 500 or code in _RETRYABLE_STATUS:
             return True
         if code >= 400:
             return False
-    return bool(_RETRYABLE.search(text))
+    return bool(_RETRYABLE.compiled.search(text))
 
 
 def retry_after(message: AssistantMessage) -> float | None:
     """The seconds that the provider asked to wait, where its text says so."""
-    for found in _AFTER.finditer(message.error or ""):
+    for found in _AFTER.compiled.finditer(message.error or ""):
         part = found.groupdict()
         minutes = part["minutes"] or part["minutes_then"]
         if part["value"] is None and part["hours"] is None and minutes is None:
@@ -140,8 +154,8 @@ def retry_after(message: AssistantMessage) -> float | None:
     return None
 
 
-_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
-_SECRET_SHAPE = re.compile(
+_SECRET_NAME = _Pattern(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
+_SECRET_SHAPE = _Pattern(
     r"\b(?:sk|pk|rk|gsk|xai|hf|pplx|ghp|gho|github_pat|nvapi|csk|fw|r8)[-_][\w*.-]{8,}"
     r"|\bAIza[\w-]{10,}|\bAKIA[A-Z0-9]{12,}|\beyJ[\w-]{10,}\.[\w-]+\.[\w-]+"
     r"|(?<=\bBearer\s)[\w.~+/*-]{6,}=*|(?<=[?&]key=)[^&\s\"']+"
@@ -150,8 +164,8 @@ _SECRET_SHAPE = re.compile(
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """The text with ``[redacted]`` for keys: ``secrets``, those in the environment, and what has a key's shape."""
-    known = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)} | set(secrets)
+    known = {value for name, value in os.environ.items() if _SECRET_NAME.compiled.search(name)} | set(secrets)
     for secret in sorted(known, key=len, reverse=True):
         if len(secret) >= 8:  # shorter ones are words that would be cut out of every text
             text = text.replace(secret, "[redacted]")
-    return _SECRET_SHAPE.sub("[redacted]", text)
+    return _SECRET_SHAPE.compiled.sub("[redacted]", text)
