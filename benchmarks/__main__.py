@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -57,6 +58,7 @@ async def measure(names: list[str], folder: Path, scale: float, peer: dict[str, 
     for name in names:
         place = folder / name
         place.mkdir()
+        gc.collect()  # what earlier groups left behind is not the cost of this one
         async for figure in GROUPS[name](place, scale, peer):
             found.append(figure)
             print(figure, flush=True)
