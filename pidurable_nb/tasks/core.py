@@ -149,6 +149,7 @@ class SchedulerCore:
         found = list(records)
         self._from_earlier_life.update(record.id for record in found if record.abandon_on_restart)
         self.committed(found, 0.0)
+        self.events.clear()  # that they are known now is nothing that happened to them
 
     def committed(self, records: Iterable[TaskRecord], at: float) -> None:
         """A settled commit changed these records."""
@@ -408,7 +409,8 @@ class SchedulerCore:
 
     def _ended(self, node: Node, record: TaskRecord, at: float) -> None:
         outcome = outcome_of_task(record)
-        self._note(at, record.id, f"ended {outcome.status if outcome else ''}")
+        if record.ended_at is None:  # else the record tells it
+            self._note(at, record.id, f"ended {outcome.status if outcome else ''}")
         self._unwait(node)
         self._unblock(node)
         if node.invocation is not None:

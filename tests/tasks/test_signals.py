@@ -194,6 +194,9 @@ def test_a_story_tells_attempts_of_all_lives_and_what_this_process_saw(tmp_path:
         assert "error: no luck" in story
         assert "attempt 2 began at later" in story
         assert story.splitlines()[-1].endswith("ended failed")
+        assert story.count("ended failed") == 1
+        assert "1970-01-01 00:00:00.000" not in story
+        assert "created as" not in story
         assert "1970-01-01 00:33:20.000" in story
         with pytest.raises(DurableError, match="no task 999"):
             await w.harness.story(999)
