@@ -15,6 +15,7 @@ from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import Reply, ScriptedModel
 from pidurable_nb.notebook import commands
 from pidurable_nb.notebook.chat import Chat, Turn
+from pidurable_nb.notebook.render import to_text
 
 
 @pytest.fixture
@@ -64,6 +65,46 @@ def test_approve_lets_it_run(chat: Chat, capsys: pytest.CaptureFixture[str]) -> 
     assert turn.result().text == "so: paid 100"
     assert chat.paid == [100]  # type: ignore[attr-defined]
     assert "approved call-1" in capsys.readouterr().out
+
+
+def test_status_and_card_name_the_call_that_waits(chat: Chat) -> None:
+    turn = asked(chat)
+    shown = chat.status()
+    assert shown.state == "waiting"
+    (row,) = [row for row in shown.rows if row.name == "waits for you"]
+    assert row.value == "call-1 `pay(amount=100)`: `%durable approve CALL` or `%durable deny CALL`"
+    assert "pay(amount=100) · waits for you" in to_text(turn.view)
+    assert "waits for a person" in to_text(chat.tasks())
+    said = commands._stops_waiting(turn.view, None)
+    assert said.startswith("This cell ends here: it waits for you, to allow `pay(amount=100)`")
+    assert "goes on" not in said
+    chat.stop()
+
+
+@pytest.mark.parametrize("decision", ["approve", "deny"])
+def test_a_decision_in_a_paused_session_says_that_it_stays_paused(
+    chat: Chat, decision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(chat)
+    path, model = chat.path, chat.status().rows[2].value
+    chat.close()
+    again = notebook.open(path, paused=True, show=False)
+    try:
+        (row,) = [row for row in again.recovery.rows if row.what == "tool"]
+        assert (row.was, row.level) == ("waiting for you", "warn")
+        run("tools")
+        assert "! paused" in capsys.readouterr().out
+        run(decision)
+        said = capsys.readouterr().out
+        assert "later: the session is paused: `%durable resume` starts it" in said
+        assert "the run goes on" not in said
+        assert again.harness.hold
+        run("resume")
+        again.wait()
+        assert chat.paid == ([100] if decision == "approve" else [])  # type: ignore[attr-defined]
+        assert again.status().rows[2].value == model
+    finally:
+        again.close()
 
 
 def test_approve_with_edited_arguments(chat: Chat) -> None:

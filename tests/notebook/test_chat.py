@@ -304,6 +304,61 @@ def test_the_cell_says_why_it_stops_waiting_and_how_to_go_on(shell: Shell, path:
     chat.stop()
 
 
+def test_what_is_missing_is_one_list_with_one_remedy() -> None:
+    remedy = chats._remedy
+    assert remedy([]) == ()
+    assert remedy(["tool a"]) == ("tool `a`: run its cell, or `%durable resume`",)
+    assert remedy(["tool a", "tool b"]) == ("tools `a`, `b`: run their cells, or `%durable resume`",)
+    assert remedy(["model m"]) == ("model `m`: register it or set its key, or `%durable resume`",)
+    (mixed,) = remedy(["tool a", "tool b", "model m"])
+    assert (
+        mixed == "tools `a`, `b`, model `m`: run their cells, register the model or set its key, or `%durable resume`"
+    )
+
+
+def test_a_stop_says_which_tool_it_waits_for_and_how_long_the_answer_took(path: Path) -> None:
+    began, leave = threading.Event(), threading.Event()
+
+    @tool
+    def slow() -> str:
+        """Take its time."""
+        began.set()
+        leave.wait(10)
+        return "done"
+
+    model = ScriptedModel(
+        [Reply("Let me see.", tool_calls=[ToolCall(id="c", name="slow", arguments={})]), Reply("so")],
+        name="scripted:slow",
+    )
+    chat = notebook.open(path, model=model, show=False)
+    chat.install(slow)
+    try:
+        turn = chat.submit("go", show=False)
+        assert began.wait(10)
+        chat._bridge.call_soon(turn._stop)
+        until(lambda: turn.view.stopping == "stopping: waits for `slow` to return")
+    finally:
+        leave.set()
+    until(lambda: turn.view.settled)
+    assert turn.view.status == "aborted"
+    assert turn.view.stopping is None
+
+
+def test_a_stopped_answer_took_as_long_as_it_took(chat: notebook.Chat) -> None:
+    turn = chat.submit("hang", request_id="x")
+    until(lambda: turn.view.items)
+    first = time.monotonic()
+    until(lambda: time.monotonic() - first > 0.2)
+    chat.stop()
+    until(lambda: turn.view.settled)
+    assert turn.view.elapsed is not None
+    assert turn.view.elapsed >= 0.2
+    again = chat.submit("hang", request_id="x")
+    assert again.view.elapsed is not None
+    assert again.view.elapsed >= 0.2
+    assert ("stopped, kept",) in [entry.markers for entry in chat.history().entries]
+
+
 # -- what is left behind ----------------------------------------------------------------------------------------------
 
 

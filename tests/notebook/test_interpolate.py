@@ -103,6 +103,27 @@ def test_what_evaluates_is_replaced_and_all_else_stays(text: str, expected: str)
     assert interpolate(text, NAMES) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("about {nosuch}.", ["nosuch"]),
+        ("{nosuch} and ({other}) and {nosuch}", ["nosuch", "other"]),
+        ("first\n{nosuch}", ["nosuch"]),
+        ("{x} {name.nosuch} {nosuch.more} {print} {nosuch + 1}", []),
+        ("{{nosuch}} `{nosuch}` f'{nosuch}'", []),
+        ('{"a": {nosuch}} {nosuch: 1} x = {nosuch} [{nosuch}]', []),
+        (r"\frac{above}{below} and $x^{power}$", []),
+        ("body {nosuch} else", ["nosuch"]),
+        ("call({nosuch})", []),
+        ("{for} {a b}", []),
+    ],
+)
+def test_names_in_prose_that_are_not_defined_are_told(text: str, expected: list[str]) -> None:
+    missing: list[str] = []
+    assert interpolate(text, NAMES, missing=missing) == interpolate(text, NAMES)
+    assert missing == expected
+
+
 def test_an_expression_that_exits_does_not() -> None:
     def leave() -> None:
         raise SystemExit

@@ -106,6 +106,12 @@ def test_the_list_of_commands_has_each_with_an_example(shell: Shell, line: str) 
     assert "%%durable --to answer" in shown
 
 
+def test_the_list_begins_with_what_everybody_uses(shell: Shell) -> None:
+    used = re.findall(r"^    (%+durable(?:_kernel| \w+)?)", shell.run("%durable"), re.MULTILINE)
+    assert used[:5] == ["%durable open", "%%durable", "%durable status", "%durable history", "%durable stop"]
+    assert len(used) == len(set(used)) == len(COMMANDS) + 2
+
+
 def test_the_documentation_has_a_section_for_each_command() -> None:
     text = (ROOT / "docs" / "magics.md").read_text()
     titles = re.findall(r"^## `(.+?)`$", text, re.MULTILINE)
@@ -178,6 +184,9 @@ def test_paths_that_are_no_session_say_so_and_stay_as_they_were(shell: Shell, tm
     ("cell", "said"),
     [
         ("%durable opne x", "there is no command 'opne': did you mean open"),
+        ("%durable opn x", "there is no command 'opn': did you mean open?"),
+        ("%durable hist", "there is no command 'hist': did you mean history?"),
+        ("%durable install my_functio", "run the cell that defines it (did you mean my_function?)"),
         ("%durable xyzzy", "there is no command 'xyzzy': `%durable` alone lists the commands"),
         ("%durable open", "the following arguments are required: path"),
         ("%durable open x.sqlite --modle y", "unrecognized arguments: --modle y; it is used so: %durable open"),
@@ -204,6 +213,7 @@ def test_paths_that_are_no_session_say_so_and_stay_as_they_were(shell: Shell, tm
     ],
 )
 def test_a_failure_is_one_line_that_says_what_to_do(shell: Shell, cell: str, said: str) -> None:
+    shell.run("def my_function(): pass")
     assert said in shell.fails(cell)
 
 
@@ -348,6 +358,17 @@ def test_the_text_arrives_as_meant(shell: Shell, chat: notebook.Chat, cell: str,
     assert request.messages[-1].text == asked
     assert "✓ done" in shown
     assert f"You said {asked.splitlines()[0]}" in shown
+
+
+def test_a_name_that_is_not_defined_is_said_and_sent_as_written(
+    shell: Shell, chat: notebook.Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.shell.run_cell("%%durable\nTell me of {nosuch}.")
+    assert capsys.readouterr().err == "`{nosuch}` is not defined here: sent as written\n"
+    assert shell.names["model"].requests[-1].messages[-1].text == "Tell me of {nosuch}."
+    shell.shell.run_cell('%%durable --raw\nTell me of {nosuch} and {"json": 1}')
+    shell.shell.run_cell('%%durable\nA schema: {"json": {"nosuch": 1}} and `{nosuch}`')
+    assert capsys.readouterr().err == ""
 
 
 def test_to_binds_the_answer(shell: Shell, chat: notebook.Chat) -> None:

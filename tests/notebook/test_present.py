@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pidurable_nb.agent.harness import InspectedTask, Inspection, TaskPending
-from pidurable_nb.agent.state import LiveDeferred, LiveGeneration, LiveRetry, LiveRun, LiveState, LiveTool
+from pidurable_nb.agent.state import LiveApproval, LiveDeferred, LiveGeneration, LiveRetry, LiveRun, LiveState, LiveTool
 from pidurable_nb.messages import AssistantMessage, TextBlock, ToolCall, ToolResultMessage, Usage, UserMessage
 from pidurable_nb.notebook.present import answer_view, recovery_view, tasks_view, transcript_view
 from pidurable_nb.notebook.view import AnswerView, TextItem, ToolItem
@@ -23,8 +23,10 @@ from pidurable_nb.records import (
     SubmissionRecord,
     TaskRecord,
     Terminal,
+    Waiting,
 )
 from pidurable_nb.tasks import TaskGraph
+from pidurable_nb.tasks.graph import TaskNode
 
 CALL = ToolCall(id="call-1", name="weather", arguments={"city": "Paris"})
 
@@ -176,6 +178,33 @@ def test_a_running_call_shows_its_output() -> None:
     assert (item.status, item.output, item.replay, item.result) == ("running", "half way", "safe", None)
 
 
+@pytest.mark.parametrize("tools", [(), (LiveTool(call="call-1", name="weather", task=10),)])
+def test_a_call_that_waits_for_a_person_says_so(tools: tuple[LiveTool, ...]) -> None:
+    approval = LiveApproval(call="call-1", name="weather", at=1.0, arguments={"city": "Paris"})
+    state = live(tools=tools, approvals=(approval,))
+    (item,) = view(placed(), (said(7, "", reason="tool_use", calls=(CALL,)),), state).items
+    assert isinstance(item, ToolItem)
+    assert item.badge == ("!", "waits for you", "warn")
+    (item,) = view(placed(), (said(7, "", reason="tool_use", calls=(CALL,)),), live(tools=tools)).items
+    assert isinstance(item, ToolItem)
+    assert item.badge.word == "waits its turn"
+
+
+def test_a_stop_that_was_heard_says_what_it_waits_for() -> None:
+    tool = LiveTool(call="call-1", name="weather", task=10, status="running")
+    assert view(placed(), (), live(tools=(tool,)), stopping=True).stopping == "stopping: waits for `weather` to return"
+    assert view(placed(), (), live(), stopping=True).wire()["stopping"] == "stopping…"
+    assert view(placed(), (), live(tools=(tool,))).stopping is None
+    assert view(record(status="done", answer=8), (said(8, "x"),), stopping=True).stopping is None
+
+
+def test_a_stopped_answer_began_when_it_was_asked_for() -> None:
+    stopped = record(status="unanswered", reason="aborted")
+    assert view(stopped, (said(8, "half", reason="aborted", timestamp=104.0),), began=101.5).elapsed == 2.5
+    entries = (said(7, "a", timestamp=104.0, duration=3.0), said(8, "half", reason="aborted", timestamp=110.0))
+    assert view(stopped, entries, began=50.0).elapsed == 9.0
+
+
 def test_a_steering_message_is_said_in_its_place() -> None:
     shown = view(placed(), (said(7, "one", reason="tool_use", calls=(CALL,)), asked(8, "in metric units")), live())
     assert shown.items[-1].text == "steered: in metric units"
@@ -253,6 +282,18 @@ def test_tools_run_again_or_are_reported(checkpoint: dict[str, Any], will: str, 
     assert (row.what, row.will, row.level) == ("tool", will, level)
 
 
+def test_a_recovered_call_that_waits_for_a_person_says_how_to_answer() -> None:
+    checkpoint = {"phase": "approve", "arguments": {}}
+    given = {"call_id": "call-1", "name": "pay"}
+    state = Waiting(checkpoint=checkpoint, on=(), signal="pi.approval")
+    waits = TaskRecord(id=9, conversation_id=1, kind="pi.tool", version=1, state=state, input=given)
+    (row,) = recovered(waits).rows
+    assert (row.was, row.level) == ("waiting for you", "warn")
+    assert row.will == "still waits: `%durable approve call-1` or `%durable deny call-1`"
+    (row,) = recovered(task(9, "pi.tool", "approve", input=given, arguments={})).rows
+    assert row.was == "decided by you"
+
+
 def test_queued_questions_and_other_tasks_have_their_rows() -> None:
     queued = record(status="queued", entry=None)
     sleeping = TaskRecord(
@@ -264,6 +305,22 @@ def test_queued_questions_and_other_tasks_have_their_rows() -> None:
 
 
 # -- tasks and transcripts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "about"),
+    [
+        ({"on": (3, 4)}, "waits for 3, 4"),
+        ({"signal": "morning"}, "waits for the signal morning"),
+        ({"signal": "pi.approval"}, "waits for a person"),
+    ],
+)
+def test_a_waiting_task_says_for_what(fields: dict[str, Any], about: str) -> None:
+    node = TaskNode(id=9, kind="app.x", conversation_id=1, status="waiting", **fields)
+    (row,) = tasks_view(TaskGraph(tasks={9: node})).rows
+    assert row.about == about
+    bounded = tasks_view(TaskGraph(tasks={9: node.replaced(until=5000.0)})).rows[0].about
+    assert bounded.startswith(f"{about} until 1970-")
 
 
 def test_ended_tasks_say_how() -> None:
@@ -293,3 +350,20 @@ def test_a_transcript_names_who_speaks_and_marks_what_was_cut_off() -> None:
     assert "calls `weather(city)`" in shown.entries[2].text
     assert shown.entries[3].markers == ("interrupted",)
     assert shown.entries[4].text == '{"a": 1}'
+
+
+def test_a_transcript_tells_what_a_person_stopped_from_what_a_crash_cut_off() -> None:
+    entries = [
+        asked(1, "one"),
+        said(2, "crashed", reason="aborted"),
+        said(3, "stopped", reason="aborted"),
+        asked(4, "two"),
+        said(5, "crashed", reason="aborted"),
+        said(6, "whole"),
+    ]
+    shown = transcript_view(entries, stopped={1})
+    assert [entry.markers for entry in shown.entries if entry.markers] == [
+        ("cut off, kept",),
+        ("stopped, kept",),
+        ("cut off, kept",),
+    ]
