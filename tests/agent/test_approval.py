@@ -152,6 +152,40 @@ def test_stop_ends_a_call_that_waits_for_a_person(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_question_that_was_answered_is_no_longer_shown_while_the_round_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        bank = Bank()
+        go = asyncio.Event()
+
+        @tool
+        async def slow() -> str:
+            await go.wait()
+            return "slow result"
+
+        bank.registry.install(Extension("slow", tools=[slow]))
+        asked = [ToolCall(id=f"call-{n}", name="pay", arguments={"amount": n}) for n in (1, 2)]
+        round = Reply(tool_calls=[*asked, ToolCall(id="call-slow", name="slow", arguments={})])
+        bank.model = ScriptedModel([round, "done"])
+        harness, root = await bank.open(tmp_path / "s.sqlite")
+        submission = await root.submit("pay")
+
+        async def shown(*expected: str) -> bool:
+            return [question.call for question in (await root.view()).live.approvals] == list(expected)
+
+        await eventually(lambda: shown("call-1", "call-2"))
+        await root.decide("call-1", approve=False)
+        await eventually(lambda: shown("call-2"))
+        await root.decide("call-2", approve=True)
+        await eventually(lambda: shown())
+        assert not (await submission.status()).settled
+        go.set()
+        await submission
+        assert bank.paid == [2]
+        await harness.close()
+
+    asyncio.run(main())
+
+
 def test_deciding_about_nothing_is_an_error(tmp_path: Path) -> None:
     async def main() -> None:
         bank = Bank()

@@ -30,7 +30,16 @@ from pidurable_nb import (
 from pidurable_nb.agent.generation import GenerationTask
 from pidurable_nb.errors import StorageError
 from pidurable_nb.messages import AssistantMessage, TextBlock, ThinkingBlock, Usage, UserMessage
-from pidurable_nb.models import Finish, Hang, ModelRequest, Reply, ScriptedModel, TextDelta, ThinkingDelta
+from pidurable_nb.models import (
+    Finish,
+    Hang,
+    ModelRequest,
+    Reply,
+    ScriptedModel,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+)
 from pidurable_nb.records import Pending, Running, checkpoint_of_task
 from pidurable_nb.storage import PutTask
 from pidurable_nb.testing import KillSwitch, ManualClock
@@ -261,6 +270,25 @@ async def test_a_stream_that_raises_or_ends_early_is_stored_as_an_error() -> Non
 
 
 @bounded
+async def test_calls_of_a_stream_that_broke_off_are_not_kept() -> None:
+    class Broken:
+        id = "fake:broken"
+        context_window = max_output_tokens = 1000
+
+        async def stream(self, _request: ModelRequest) -> AsyncIterator[Any]:
+            yield TextDelta("half")
+            yield ToolCallDelta(id="c", name="work")
+            raise ValueError("broke off")
+
+    chat = Chat()
+    chat.models = Broken()
+    async with chat.open() as (_, root):
+        await (await root.submit("hi")).wait()
+        message = await message_of(root)
+        assert (message.stop_reason, message.content) == ("error", [TextBlock("half")])
+
+
+@bounded
 async def test_a_bare_iterator_is_a_stream_too() -> None:
     class Bare:
         id = "fake:bare"
@@ -426,6 +454,18 @@ async def test_the_live_state_shows_a_back_off_a_deferral_and_a_failed_run() -> 
         assert (found.retry, found.deferred.at, found.deferred.model) == (None, 170.0, "scripted:demo")
         await root.abort()
         assert await live(harness, root) == LiveState(run_failure=(await live(harness, root)).run_failure)
+
+
+@bounded
+async def test_a_back_off_is_as_long_as_the_provider_asks_for() -> None:
+    clock = ManualClock(100.0)
+    chat = Chat(Reply(error="429 rate limit: retry after 45 seconds"), "fine", clock=clock)
+    chat.settings = Settings(retry=RetryPolicy(base_delay=2.0))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: harness.wake().at == 145.0)
+        clock.set(145.0)
+        assert (await submission.wait()).status == "done"
 
 
 @bounded
@@ -714,6 +754,18 @@ async def test_after_run_collects_tasks_settles_first_and_keeps_the_conversation
         await root.wait_for_idle()
         assert await live(harness, root) == LiveState()
         assert chat.reported() == [("extension_error", "after_run")] * 2
+
+
+@bounded
+async def test_a_task_that_after_run_asked_for_and_is_not_installed_is_reported_and_the_run_ends() -> None:
+    chat = Chat("answer")
+    chat.install(hooks=[GenerationHooks(after_run=lambda run, ctx: [run_end_task(Later, "x")])])
+    async with chat.open() as (harness, root):
+        assert (await root.ask("hi")).text == "answer"
+        await root.wait_for_idle()
+        assert await live(harness, root) == LiveState()
+        [report] = chat.reports
+        assert (report.kind, Later.name in str(report.error)) == ("task_error", True)
 
 
 @bounded

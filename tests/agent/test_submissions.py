@@ -399,6 +399,21 @@ async def test_a_failed_run_leaves_the_inbox_as_the_settings_say(mode: Any) -> N
 
 
 @bounded
+async def test_a_stopped_run_starts_no_other_even_where_failed_runs_continue() -> None:
+    chat = Chat(Hang(), "two")
+    chat.settings = Settings(after_failed_run="continue")
+    async with chat.open() as (harness, root):
+        first = await root.submit("first")
+        second = await root.submit("second")
+        run = (await live(harness, root)).run
+        assert run is not None
+        await harness.abort_task(run.task)
+        assert (await first.wait()).reason == "aborted"
+        assert (await second.status()).status == "queued"
+        await root.abort()
+
+
+@bounded
 async def test_ask_raises_with_the_settled_submission() -> None:
     chat = Chat(Reply(error="400 bad request"), "fine")
     async with chat.open() as (_, root):

@@ -756,6 +756,39 @@ async def test_a_call_runs_again_only_when_both_policies_say_safe(
 
 
 @bounded
+async def test_a_call_that_runs_again_starts_from_empty_output(tmp_path: Path) -> None:
+    begun: list[Any] = []
+
+    @tool(replay="safe")
+    async def work(ctx: ToolContext) -> str:
+        state = await ctx.snapshot(LiveState, ctx.conversation_id)
+        [shown] = state.tools
+        begun.append((shown.output, shown.details, len(shown.diagnostics)))
+        if len(begun) == 1:
+            ctx.diagnostic("odd")
+            ctx.details({"step": 1})
+            await ctx.output("progress")
+            await forever()
+        return "complete"
+
+    chat = Chat(calls("work"), "done", path=tmp_path / "s.sqlite")
+    chat.install(work)
+    async with chat.open() as (harness, root):
+        await root.submit("go", request_id="r")
+
+        async def progress() -> bool:
+            state = await live(harness, root)
+            return bool(state.tools) and state.tools[0].output == "progress"
+
+        await eventually(progress)
+        await harness.close()
+    async with chat.open() as (harness, root):
+        assert (await live(harness, root)).tools[0].output == "progress"
+        await (await root.submit("go", request_id="r")).wait()
+        assert begun == [("", None, 0)] * 2
+
+
+@bounded
 async def test_a_call_that_was_cut_off_before_its_intent_starts_over(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     entered = asyncio.Event()
@@ -1049,6 +1082,35 @@ async def test_a_nested_call_that_is_stopped_faults_or_is_denied_is_an_error_for
             "blocked: A person denied the call: no",
         ]
         assert ran == ["slow"]
+
+
+@bounded
+async def test_a_tool_for_the_model_only_cannot_be_called_by_a_tool() -> None:
+    @tool(callers="model")
+    async def inner() -> str:
+        return "never"
+
+    @tool
+    async def outer(ctx: ToolContext) -> str:
+        with pytest.raises(DurableError, match="inner is for the model only"):
+            await ctx.call_tool("inner")
+        return "refused"
+
+    message, _ = await one_call(Chat(), outer, inner)
+    assert message.text == "refused"
+
+
+@bounded
+async def test_a_result_tells_how_long_its_tool_took() -> None:
+    clock = ManualClock(10.0)
+
+    @tool
+    async def work() -> str:
+        clock.advance(2.5)
+        return "worked"
+
+    message, _ = await one_call(Chat(clock=clock), work)
+    assert (message.duration, message.timestamp) == (2.5, 12.5)
 
 
 @bounded
