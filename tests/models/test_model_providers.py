@@ -195,7 +195,7 @@ def test_anthropic_thinking_and_tools_go_out_and_come_back(monkeypatch: pytest.M
     assert server.requests[0].body["thinking"]["type"] == "adaptive"
     assert server.requests[0].body["output_config"]["effort"] == "low"
 
-    result = ToolResultMessage("no such city", call_id="toolu_1", tool_name="weather", is_error=True)
+    result = ToolResultMessage(content="no such city", call_id="toolu_1", tool_name="weather", is_error=True)
     again = Exchange(monkeypatch, id, Answer(anthropic(anthropic_text("Sorry."))))
     _, _, server = again.run(UserMessage("hi"), message, result, tools=(WEATHER,), thinking="low")
     first, answer, returned = server.requests[0].body["messages"]
