@@ -342,7 +342,7 @@ function mount(feed, model, el) {
     stop.classList.toggle("pd-gone", away);
     toggle(stop, !(away && view.settled));
     stop.setAttribute("aria-disabled", String(stopping || Boolean(view.stopping) || !stoppable));
-    put(asked, view.stopping && !lost ? view.stopping : stopping ? "stop is asked for… it has to wait while a cell runs; interrupting the cell or %durable stop does the same" : "");
+    ticks(asked, view.stopping && !lost ? view.stopping : stopping ? "stop is asked for… it has to wait while a cell runs; interrupting the cell or %durable stop does the same" : "");
     toggle(copy, view.settled && view.items.some((item) => item.kind === "text" && !item.struck && item.text));
     toggle(footer, !view.settled || !copy.hidden || view.usage.length > 0 || Boolean(view.note));
     tick();
