@@ -287,7 +287,7 @@ def test_a_waiting_cell_stops_waiting_behind_a_run_that_waits(shell: Shell, path
 def test_waiting_for_what_is_held_back_says_so(path: Path, model: ScriptedModel) -> None:
     chat = notebook.open(path, model=model, paused=True)
     turn = chat.submit("hello")
-    with pytest.raises(NotebookError, match="nothing would end: the session waits paused"):
+    with pytest.raises(NotebookError, match="nothing would end: the session is paused"):
         chat.wait()
     chat.resume()
     chat.wait()
