@@ -436,7 +436,7 @@ class TaskSession(Session):
                     run._last_record = record or run._last_record
                     self._report("task_error", error, task=run._last_record, extension=run.extension)
                 return "left by its own commit"
-            if self._core.closing or run._stopped:
+            if self._core.closing or self._closing is not None or run._stopped:
                 return "stopped"
             if run.mode == "run" and not self._core.may_run(run.id):
                 return "stopped by an abort mark"
@@ -517,6 +517,17 @@ class TaskSession(Session):
                 invocation.task.cancel()
             # One that has not begun looks at the flag, and one that has ended only waits for its threads: cancelling
             # either would skip its clean-up.
+
+    def _check_open(self) -> None:
+        """As ``Session``; but the code of a task goes on until it is cancelled, so that it never sees a close as an error
+        of its own."""
+        current = _current.get()
+        if self._closing is not None and current is not None and current[0] is self:
+            invocation = self._invocations.get(current[1])
+            if invocation is not None and not invocation.run._stopped:
+                self._check_alive()
+                return
+        super()._check_open()
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
