@@ -241,16 +241,16 @@ def select(view: ContextView, keep: int) -> Cut | None:
                 waiting = {call.id for call in message.tool_calls}
             elif message.role == "tool_result":
                 waiting.discard(message.call_id)
-    kept = 0
-    chosen: int | None = None
-    for index in range(len(read) - 1, 0, -1):
-        kept += sum(message_tokens(message) for message in read[index][1] if message.role != "system")
-        if index in places and (kept <= keep or chosen is None):
-            chosen = index
-        if kept > keep and chosen is not None:
-            break
-    if chosen is None:
+    sizes = [sum(message_tokens(message) for message in messages if message.role != "system") for _, messages in read]
+    if not places or sum(sizes) <= keep:
         return None
+    kept = sum(sizes[places[-1] :])
+    chosen = places[-1]
+    for place, following in zip(reversed(places[:-1]), reversed(places[1:]), strict=True):
+        kept += sum(sizes[place:following])
+        if kept > keep:
+            break
+        chosen = place
     older = [message for _, messages in read[:chosen] for message in messages if message.role != "system"]
     summarised = 0 if view.head is None else len(read[0][1])
     if len(older) <= summarised:

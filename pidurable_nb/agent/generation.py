@@ -465,7 +465,7 @@ async def _respond(
 ) -> None:
     """What follows a terminal message, in one commit."""
     if message.stop_reason == "length" and not message.content and is_overflow(message, window):
-        text = f"The context was cut at its {window} tokens, which left no room for an answer: it is too long."
+        text = f"The prompt is too long: it filled the model's {window} tokens and left no room for an answer."
         message = message.replaced(stop_reason="error", error=text)
     agent: Agent = await task.agent()
     for extension, hooks in agent.hooks(GenerationHooks):
