@@ -321,6 +321,20 @@ async def test_compaction_again_carries_the_earlier_summary_over() -> None:
         assert (await texts(root))[0] == "<summary>\ntwo\n</summary>"
 
 
+@bounded
+async def test_a_fork_may_cut_in_what_it_shares() -> None:
+    chat = talker("we spoke")
+    chat.settings = small()
+    async with chat.open() as (harness, root):
+        await root.ask(LONG)
+        shared = await root.ask("b")
+        child = await root.fork(shared.id)
+        assert await ended(harness, await child.compact()) == "completed"
+        assert await texts(child) == ["<summary>\nwe spoke\n</summary>", "fine", "b", "fine"]
+        assert await texts(root) == [LONG, "fine", "b", "fine"]
+        assert (await child.ask("c")).text == "fine"
+
+
 # -- by itself -------------------------------------------------------------------------------------------------------
 
 
