@@ -283,7 +283,7 @@ async def _summarise(task: Run, attempt: int) -> None:
         await _fail(task, why)
         return
     message = await final_message(model, _request(task, cut, model))
-    message = message.replaced(model=model.id, timestamp=task.now())
+    message = message.replaced(model=agent.model, timestamp=task.now())
     if message.stop_reason in ("stop", "length") and message.text.strip():
         await _place(task, cut, message.text.strip(), message)
         return

@@ -294,6 +294,38 @@ async def test_a_summary_that_comes_after_a_reset_is_stale() -> None:
 
 
 @bounded
+async def test_a_summary_behind_a_queued_reset_is_stale() -> None:
+    go, summarise = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def work() -> str:
+        await go.wait()
+        return "worked"
+
+    async def summary(request: ModelRequest) -> Any:
+        await summarise.wait()
+        return "late"
+
+    chat = talker(summary, answer=lambda request: calls("work") if request.messages[-1].text == "work" else "fine")
+    chat.settings = small()
+    chat.install(work)
+    async with chat.open() as (harness, root):
+        await root.ask(LONG)
+        submission = await root.submit("work")
+        await eventually(lambda: _running(harness, root))
+        task = await root.compact()
+        await root.reset("the note")
+        summarise.set()
+        assert await ended(harness, task) == "completed"
+        [_, item] = (await root.view()).inbox.items
+        go.set()
+        assert (await submission.wait()).reason == "reset"
+        record = await harness._submission_record(item.submission)
+        assert (record.status, record.reason) == ("unanswered", "stale")
+        assert (await compacted(root), await texts(root)) == ([], ["the note"])
+
+
+@bounded
 async def test_of_two_summaries_with_the_same_cut_one_is_placed() -> None:
     chat = talker("one", "two")
     chat.settings = small()
@@ -617,6 +649,20 @@ async def test_stopping_the_conversation_stops_it() -> None:
         await eventually(lambda: len(summaries_asked(chat)) == 1)
         await root.abort()
         assert await ended(harness, task) == "aborted"
+        assert await live(harness, root) == LiveState()
+
+
+@bounded
+async def test_one_in_the_background_is_stopped_where_that_is_asked_for() -> None:
+    sizes = [10, 850, 850]
+    chat = talker(Hang(), answer=lambda request: using(sizes.pop(0)), context_window=1000)
+    chat.settings = small()
+    async with chat.open() as (harness, root):
+        for text in (LONG, "b", "c"):
+            await root.ask(text)
+        await root.abort()
+        assert len((await live(harness, root)).compactions) == 1
+        await root.abort(background=True)
         assert await live(harness, root) == LiveState()
 
 
