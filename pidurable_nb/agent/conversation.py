@@ -238,6 +238,21 @@ class Conversation:
         )
         await self._write(item, request_id, _digest("reset", handoff, None, None))
 
+    async def compact(self, instructions: str | None = None) -> TaskId:
+        """Summarise the oldest part of the model's context; returns the task that does it (engine.md, section 13).
+
+        ``instructions`` tell the model what to attend to. The conversation works on meanwhile: the summary is placed
+        when it is there, or at the next boundary of a run. ``pi.live`` lists it (``compactions``) and says why it
+        failed (``compaction_failure``); ``wait_for_idle`` waits for it. Starts scheduling.
+        """
+        from .compaction import CompactionInput, start_compaction
+
+        harness = self._harness
+        harness._implied_resume()
+        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+            task = await start_compaction(tx, self.id, CompactionInput(reason="manual", instructions=instructions))
+        return task  # noqa: RET504  (final once the block has ended)
+
     async def _write(self, item: InboxItem, request_id: str | None, digest: str) -> Submission:
         harness = self._harness
         async with harness._commit(lambda: Tx(harness, self.id), _place(3)) as tx:

@@ -113,9 +113,10 @@ class ToolHooks:
 
 @dataclass(frozen=True, slots=True)
 class CompactionHooks:
-    """Hooks around compactions."""
+    """Hooks around compactions. ``before_compact`` gets the messages that are to be summarised; the first extension
+    whose hook returns ``Decline`` or ``Summary`` decides (engine.md, section 13)."""
 
-    before_compact: Callable[..., Any] | None = None
+    before_compact: Callable[[tuple[Message, ...], HookContext], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

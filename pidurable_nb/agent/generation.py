@@ -1,15 +1,15 @@
 """A turn: one model response and its tool calls, as a durable task (engine.md, section 11).
 
-``Prepare`` pins a request, ``Request`` streams it, ``Retry`` and ``Poll`` are durable sleeps, ``Tools`` waits for a
-round of calls, ``Finish`` and ``Drain`` run what ``after_run`` asked for. The end of each is one commit.
+``Prepare`` waits for a compaction where there is no room, and pins a request; ``Request`` streams it, ``Retry`` and
+``Poll`` are durable sleeps, ``Tools`` waits for a round of calls, ``Finish`` and ``Drain`` run what ``after_run`` asked
+for. The end of each is one commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import DurableError, UnknownModel
 from ..messages import (
@@ -23,7 +23,7 @@ from ..messages import (
     ToolResultMessage,
     UserMessage,
 )
-from ..models.errors import is_retryable, retry_after
+from ..models.errors import is_overflow, is_retryable, retry_after
 from ..models.protocol import (
     DeferredModel,
     Finish,
@@ -39,6 +39,7 @@ from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
 from ..values import JsonValue, Value, check_json
 from .agent import Agent, prompt_change, render_sections
+from .compaction import CompactionInput, compaction_waits, context_pressure, start_compaction
 from .extension import Continue, GenerationHooks, PromptInput, RunEndTask
 from .hooks import call_hook, hook_context
 from .runs import (
@@ -51,6 +52,7 @@ from .runs import (
     settle_inputs,
 )
 from .state import LiveDeferred, LiveGeneration, LiveRetry, LiveRun, LiveState, LiveTool, ProviderState
+from .streams import closing, error_message
 from .toolrun import Control, ToolInput, ToolOutcome, ToolTask
 from .typed import OUTPUT_TOOL, declaration
 
@@ -58,6 +60,9 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 Run = TaskRun[None, None]
+
+Compacted = Literal["threshold", "overflow"]
+"""Why this generation has compacted already: each happens at most once in it."""
 
 DEFAULT_POLL = 60.0
 """Seconds until a deferred answer is asked for when its handle does not say."""
@@ -75,9 +80,10 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
 
     class Prepare(Phase):
         attempt: int = 1
+        compacted: Compacted | None = None
 
         async def run(self, task: Run) -> None:
-            await prepare(task, self.attempt)
+            await prepare(task, self.attempt, self.compacted)
 
     class Request(Phase):
         attempt: int
@@ -85,17 +91,19 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
         thinking: str
         options: RequestOptions
         cutoff: EntryId
+        compacted: Compacted | None = None
 
         async def run(self, task: Run) -> None:
             model = await _model(task, self.model)
             if model is None:
                 return
             message = await _stream(task, self, model)
-            await _respond(task, message, self.attempt, self.model)
+            await _respond(task, message, self, model.context_window)
 
     class Retry(Phase):
         attempt: int
         until: float
+        compacted: Compacted | None = None
 
         async def run(self, task: Run) -> None:
             if task.now() < self.until:  # an early wake, or a record of an older version
@@ -104,7 +112,7 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
             async with task.commit() as tx:
                 live = await tx.doc(LiveState, task.conversation_id)
                 live.generation = LiveGeneration(attempt=self.attempt + 1)
-                tx.next(GenerationTask.Prepare(attempt=self.attempt + 1))
+                tx.next(GenerationTask.Prepare(attempt=self.attempt + 1, compacted=self.compacted))
 
     class Poll(Phase):
         attempt: int
@@ -112,6 +120,7 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
         thinking: str | None = None
         handle: dict[str, JsonValue]
         poll_at: float
+        compacted: Compacted | None = None
 
         async def run(self, task: Run) -> None:
             if task.now() < self.poll_at:
@@ -122,7 +131,7 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
                 return
             message = await _poll(self, model)
             message = message.replaced(model=self.model, thinking=self.thinking, timestamp=task.now())
-            await _respond(task, message, self.attempt, self.model)
+            await _respond(task, message, self, model.context_window)
 
     class Tools(Phase):
         assistant: EntryId
@@ -185,7 +194,7 @@ def _harness(task: Run) -> Harness:
 # -- prepare ---------------------------------------------------------------------------------------------------------
 
 
-async def prepare(task: Run, attempt: int) -> None:
+async def prepare(task: Run, attempt: int, compacted: Compacted | None = None) -> None:
     """Resolve agent and settings once, store what the prompt changed, pin the request (engine.md, section 11)."""
     harness = _harness(task)
     settings = task.settings
@@ -193,13 +202,24 @@ async def prepare(task: Run, attempt: int) -> None:
     if agent.model is None:
         await _fail(task, "no_model", "No model is chosen: give the harness one, or set it with configure(model=…).")
         return
-    if await _model(task, agent.model) is None:
+    model = await _model(task, agent.model)
+    if model is None:
         return
     over = await _over_limit(task)
     if over is not None:
         await _fail(task, "limit", over)
         return
     context = await harness._context(task.conversation_id)
+    pressure = context_pressure(context, model.context_window, settings.compaction)
+    if pressure == "full" and compacted is None:
+        async with task.commit() as tx:
+            live = await tx.doc(LiveState, task.conversation_id)
+            awaited = [running.task for running in live.compactions]
+            if not awaited:
+                wanted = CompactionInput(reason="threshold")
+                awaited = [await start_compaction(tx, task.conversation_id, wanted, owner=task.id)]
+            tx.wait(awaited, GenerationTask.Prepare(attempt=attempt, compacted="threshold"))
+        return
     shown = context.shown
     offered = agent.offered | {
         name: tool.declaration for name, tool in agent.tools.items() if tool.deferred and name in shown.tools
@@ -221,9 +241,16 @@ async def prepare(task: Run, attempt: int) -> None:
             cutoff = entry.id
         live = await tx.doc(LiveState, task.conversation_id)
         live.generation = LiveGeneration(attempt=attempt, model=agent.model, started_at=task.now())
+        if pressure == "near" and compacted is None and not await compaction_waits(tx, task.conversation_id):
+            await start_compaction(tx, task.conversation_id, CompactionInput(reason="threshold"), background=True)
         tx.next(
             GenerationTask.Request(
-                attempt=attempt, model=agent.model, thinking=agent.thinking, options=settings.request, cutoff=cutoff
+                attempt=attempt,
+                model=agent.model,
+                thinking=agent.thinking,
+                options=settings.request,
+                cutoff=cutoff,
+                compacted="overflow" if compacted == "overflow" else None,
             )
         )
 
@@ -394,7 +421,7 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
         max_tokens=request.options.max_tokens,
     )
     try:
-        async with _closing(model.stream(sent)) as events:
+        async with closing(model.stream(sent)) as events:
             async for event in events:
                 if partial.error is not None:
                     raise partial.error
@@ -405,12 +432,12 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
     except Exception as error:
         if partial.error is error:
             raise
-        message = _error_message(error, partial.message().content)
+        message = error_message(error, partial.message().content)
     await partial.settle()
     if partial.error is not None:
         raise partial.error
     if message is None:
-        message = _error_message(
+        message = error_message(
             DurableError("The stream ended before the answer was finished."), partial.message().content
         )
     return message.replaced(
@@ -421,37 +448,25 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
     )
 
 
-@asynccontextmanager
-async def _closing(stream: AsyncIterator[ModelEvent]) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-    """Stop a stream when the block is left, where it can be stopped: a generator can, a bare iterator need not."""
-    try:
-        yield stream
-    finally:
-        stop = getattr(stream, "aclose", None)
-        if stop is not None:
-            await stop()
-
-
-def _error_message(error: BaseException, content: Sequence[ContentBlock] = ()) -> AssistantMessage:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    kept: list[ContentBlock] = [block for block in content if block.type != "tool_call"]
-    return AssistantMessage(content=kept, stop_reason="error", error=text)
-
-
 async def _poll(phase: GenerationTask.Poll, model: Model) -> AssistantMessage:
     if not isinstance(model, DeferredModel):
-        return _error_message(DurableError(f"The model {phase.model} cannot be asked for deferred answers."))
+        return error_message(DurableError(f"The model {phase.model} cannot be asked for deferred answers."))
     try:
         return await model.poll(phase.handle)
     except Exception as error:
-        return _error_message(error)
+        return error_message(error)
 
 
 # -- the end of a response -------------------------------------------------------------------------------------------
 
 
-async def _respond(task: Run, message: AssistantMessage, attempt: int, model: str) -> None:
+async def _respond(
+    task: Run, message: AssistantMessage, asked: GenerationTask.Request | GenerationTask.Poll, window: int
+) -> None:
     """What follows a terminal message, in one commit."""
+    if message.stop_reason == "length" and not message.content and is_overflow(message, window):
+        text = f"The prompt is too long: it filled the model's {window} tokens and left no room for an answer."
+        message = message.replaced(stop_reason="error", error=text)
     agent: Agent = await task.agent()
     for extension, hooks in agent.hooks(GenerationHooks):
         if hooks.after_response is not None:
@@ -460,11 +475,11 @@ async def _respond(task: Run, message: AssistantMessage, attempt: int, model: st
             except Exception as error:
                 _reported(task, extension, "after_response", error)
     if message.stop_reason == "deferred":
-        await _defer(task, message, attempt, model)
+        await _defer(task, message, asked)
     elif message.stop_reason in ("error", "aborted"):
         if message.error is None:
             message = message.replaced(error="The provider ended the answer.", stop_reason="error")
-        await _failed_response(task, message, attempt)
+        await _failed_response(task, message, asked)
     elif [call.name for call in message.tool_calls] == [OUTPUT_TOOL] and await _is_typed(task):
         await _answer(task, message.replaced(stop_reason="tool_use"), agent, accepted=message.tool_calls[0])
     elif message.tool_calls:
@@ -473,25 +488,42 @@ async def _respond(task: Run, message: AssistantMessage, attempt: int, model: st
         await _answer(task, message, agent)
 
 
-async def _defer(task: Run, message: AssistantMessage, attempt: int, model: str) -> None:
+async def _defer(task: Run, message: AssistantMessage, asked: GenerationTask.Request | GenerationTask.Poll) -> None:
     handle = check_json(message.deferred or {}, "the handle of a deferred answer")
     poll_at = handle.get("poll_at")
     if not isinstance(poll_at, int | float):
         after = handle.get("poll_after")
         poll_at = task.now() + (after if isinstance(after, int | float) else DEFAULT_POLL)
     phase = GenerationTask.Poll(
-        attempt=attempt, model=model, thinking=message.thinking, handle=handle, poll_at=float(poll_at)
+        attempt=asked.attempt,
+        model=asked.model,
+        thinking=message.thinking,
+        handle=handle,
+        poll_at=float(poll_at),
+        compacted=asked.compacted,
     )
     async with task.commit() as tx:
         live = await tx.doc(LiveState, task.conversation_id)
         live.generation = LiveGeneration(
-            attempt=attempt, model=model, deferred=LiveDeferred(at=phase.poll_at, model=model)
+            attempt=asked.attempt, model=asked.model, deferred=LiveDeferred(at=phase.poll_at, model=asked.model)
         )
         tx.sleep(phase.poll_at, phase)
 
 
-async def _failed_response(task: Run, message: AssistantMessage, attempt: int) -> None:
+async def _failed_response(
+    task: Run, message: AssistantMessage, asked: GenerationTask.Request | GenerationTask.Poll
+) -> None:
+    attempt = asked.attempt
     policy = task.settings.retry
+    if asked.compacted is None and task.settings.compaction.enabled and is_overflow(message):
+        async with task.commit() as tx:
+            await count_usage(tx, task.conversation_id, message)
+            tx._append("pi.assistant", task.conversation_id, [message])
+            live = await tx.doc(LiveState, task.conversation_id)
+            live.generation = None
+            id = await start_compaction(tx, task.conversation_id, CompactionInput(reason="overflow"), owner=task.id)
+            tx.wait([id], GenerationTask.Prepare(attempt=attempt, compacted="overflow"))
+        return
     if not (policy.enabled and attempt <= policy.max_retries and is_retryable(message)):
         await _fail(task, "model_error", message.error, message)
         return
@@ -501,7 +533,7 @@ async def _failed_response(task: Run, message: AssistantMessage, attempt: int) -
         tx._append("pi.assistant", task.conversation_id, [message])
         live = await tx.doc(LiveState, task.conversation_id)
         live.generation = LiveGeneration(attempt=attempt, retry=LiveRetry(at=until, error=message.error or ""))
-        tx.sleep(until, GenerationTask.Retry(attempt=attempt, until=until))
+        tx.sleep(until, GenerationTask.Retry(attempt=attempt, until=until, compacted=asked.compacted))
 
 
 async def _is_typed(task: Run) -> bool:

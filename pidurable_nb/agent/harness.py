@@ -30,6 +30,7 @@ from ..tasks import Task, TaskSession, Wake
 from ..tasks.core import BlockedReason
 from ..values import Value
 from .agent import Agent, AgentChange, apply_change, resolve
+from .compaction import CompactionTask
 from .conversation import Conversation, ConversationView, Submission
 from .generation import GenerationTask
 from .registry import Registry
@@ -38,7 +39,7 @@ from .settings import Settings
 from .state import AgentState, InboxState, LiveState, ProviderState, UsageState
 from .toolrun import ToolTask
 
-ENGINE_TASKS: dict[str, type[Task[Any, Any]]] = {task.name: task for task in (GenerationTask, ToolTask)}
+ENGINE_TASKS: dict[str, type[Task[Any, Any]]] = {task.name: task for task in (GenerationTask, ToolTask, CompactionTask)}
 
 Init = Callable[[Tx, ConversationRecord], Any]
 

@@ -90,17 +90,30 @@ def _messages_of(entry: Entry, edit: EntryEdit | None) -> Sequence[Message]:
     return edit.messages if edit.action == "replace" else ()
 
 
-def _edited(head: Entry | None, entries: Sequence[Entry]) -> list[Message]:
-    """Rules 1, 2 and 4: edits applied, entries that carry a head left out, unfinished answers left out."""
+def read_entries(head: Entry | None, entries: Sequence[Entry]) -> list[tuple[Entry, list[Message]]]:
+    """The entries that are read, the head first, each with what is read of it: rules 1, 2 and 4 of section 5.
+
+    Edits are applied; entries that carry a head and unfinished answers are left out.
+    """
     edits = _edits(entries)
     chosen: list[Entry] = [] if head is None else [head]
     chosen.extend(entry for entry in entries if entry.head is None)
     return [
-        message
+        (
+            entry,
+            [
+                message
+                for message in _messages_of(entry, edits.get(entry.id))
+                if message.role != "assistant" or message.stop_reason not in LEFT_OUT
+            ],
+        )
         for entry in chosen
-        for message in _messages_of(entry, edits.get(entry.id))
-        if message.role != "assistant" or message.stop_reason not in LEFT_OUT
     ]
+
+
+def _edited(head: Entry | None, entries: Sequence[Entry]) -> list[Message]:
+    """Rules 1, 2 and 4: edits applied, entries that carry a head left out, unfinished answers left out."""
+    return [message for _, messages in read_entries(head, entries) for message in messages]
 
 
 def _order(messages: Iterable[Message]) -> list[Message]:

@@ -436,8 +436,8 @@ class TaskSession(Session):
                     run._last_record = record or run._last_record
                     self._report("task_error", error, task=run._last_record, extension=run.extension)
                 return "left by its own commit"
-            if self._core.closing or self._closing is not None or run._stopped:
-                return "stopped"
+            if self._closing is not None or self._core.closing or run._stopped:
+                return "stopped"  # an error is then what the close made of its reads: it runs again at the next opening
             if run.mode == "run" and not self._core.may_run(run.id):
                 return "stopped by an abort mark"
             if error is not None:
@@ -519,8 +519,7 @@ class TaskSession(Session):
             # either would skip its clean-up.
 
     def _check_open(self) -> None:
-        """As ``Session``; but the code of a task goes on until it is cancelled, so that it never sees a close as an error
-        of its own."""
+        """As ``Session``; but the code of a task goes on until it is cancelled, and never sees a close as an error."""
         current = _current.get()
         if self._closing is not None and current is not None and current[0] is self:
             invocation = self._invocations.get(current[1])

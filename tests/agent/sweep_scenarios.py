@@ -12,7 +12,18 @@ from typing import Any
 from pydantic import BaseModel
 from testing.scenarios import ANSWER, FAST, ask, calls, model
 
-from pidurable_nb import Conversation, Extension, Harness, Registry, RunLimits, Submission, ToolContext, tool
+from pidurable_nb import (
+    CompactionPolicy,
+    Conversation,
+    Extension,
+    Harness,
+    Registry,
+    RetryPolicy,
+    RunLimits,
+    Submission,
+    ToolContext,
+    tool,
+)
 from pidurable_nb.errors import DurableError
 from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import ModelRequest, Reply, ScriptedModel
@@ -202,3 +213,54 @@ async def parallel_nested_calls(stage: Stage) -> Any:
         stage.storage, models=model(stage, calls("outer"), ANSWER), registry=registry_of(inner, outer), settings=FAST
     )
     return await ask(stage, harness, "Call the outer tool.")
+
+
+# -- compaction ------------------------------------------------------------------------------------------------------
+
+SMALL = FAST.replaced(
+    compaction=CompactionPolicy(reserve_tokens=100, keep_recent_tokens=30, background_tokens=100),
+    retry=RetryPolicy(base_delay=0.01),
+)
+
+
+def _summariser(stage: Stage, answer: Any) -> ScriptedModel:
+    def step(request: ModelRequest) -> Any:
+        stage.note("request")
+        return "what was said" if "<conversation>" in request.messages[-1].text else answer(request)
+
+    return ScriptedModel(step, record=False, context_window=1000)
+
+
+async def compacted_by_hand(stage: Stage) -> Any:
+    """Two runs, then a compaction, asked for unless it was asked for before."""
+    harness = await Harness.open(stage.storage, models=_summariser(stage, lambda request: "fine"), settings=SMALL)
+    async with harness:
+        root = await harness.root()
+        await root.ask("word " * 80, request_id="first")
+        await root.ask("second", request_id="second")
+        if not await harness.tasks(kind="pi.compaction").list():
+            await root.compact()
+        await root.wait_for_idle()
+        return await _read(root)
+
+
+async def compacted_after_an_overflow(stage: Stage) -> Any:
+    """A run whose request is too long until its context is compacted."""
+
+    def answer(request: ModelRequest) -> Any:
+        too_long = "word word" in request.messages[0].text and request.messages[-1].text == "second"
+        return Reply(error="maximum context length exceeded") if too_long else "fine"
+
+    harness = await Harness.open(stage.storage, models=_summariser(stage, answer), settings=SMALL)
+    async with harness:
+        root = await harness.root()
+        await root.ask("word " * 80, request_id="first")
+        await root.ask("second", request_id="second")
+        await root.wait_for_idle()
+        return await _read(root)
+
+
+async def _read(root: Conversation) -> list[str]:
+    view = await root.view()
+    assert view.live.compactions == ()
+    return [message.text for message in (await root.context()).messages if message.role != "system"]

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pidurable_nb import Harness, ProgressPolicy, Settings, SqliteStorage, ToolContext, tool
+from pidurable_nb import Harness, Phase, ProgressPolicy, Settings, SqliteStorage, Task, TaskRun, ToolContext, tool
 from pidurable_nb.errors import DurableError
 from pidurable_nb.models import Reply, ScriptedModel
+from pidurable_nb.records import outcome_of_task
 from pidurable_nb.testing import check_stored
 
 from .support import Chat, bounded, calls
@@ -121,3 +122,30 @@ async def test_a_turn_goes_on_after_a_close_at_any_commit(tmp_path: Path, part: 
         assert "cut_off" not in {attempt.end for attempt in await storage.attempts()}
         await storage.close()
     assert stopped >= 2
+
+
+@bounded
+async def test_code_that_reads_just_as_the_session_closes_goes_on_later(tmp_path: Path) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    class Reading(Task[None, str], name="test.reading", version=1):
+        class Start(Phase):
+            async def run(self, task: TaskRun[None, str]) -> None:
+                begun.set()
+                await go.wait()
+                await task.task(task.id)
+                await task.complete("read")
+
+    chat = Chat(path=tmp_path / "session.sqlite")
+    chat.install(tasks=[Reading])
+    async with chat.open() as (harness, root):
+        async with root.commit() as tx:
+            id = await tx.create_task(Reading, None)
+        harness.resume()
+        await begun.wait()
+        go.set()  # it wakes before the close has begun to stop what runs
+        await harness.close()
+    async with chat.open() as (harness, _):
+        outcome = outcome_of_task(await harness.wait_for_task(id))
+        assert outcome is not None
+        assert outcome.status == "completed"

@@ -99,3 +99,13 @@ def test_finish_and_drain_are_interrupted_at_each_commit() -> None:
     ]
     assert ("finish", "parked") in turns_of, "no process went on in the phase that creates the tasks"
     assert ("drain", "cut_off") in turns_of, "no point cut off the phase that ends the run"
+
+
+@pytest.mark.parametrize("scenario", [scenarios.compacted_by_hand, scenarios.compacted_after_an_overflow])
+def test_a_compaction(scenario: Any) -> None:
+    def check(ending: Ending, baseline: Ending, point: Point) -> None:
+        no_request_more_than_one(ending, baseline, point)
+        assert [kind for _, _, kind, *_ in ending.transcript].count("pi.compaction") == 1
+
+    sweep = crash_sweep(scenario, check=check, when=["after"])
+    assert sweep.baseline.outcome == ["<summary>\nwhat was said\n</summary>", "fine", "second", "fine"]

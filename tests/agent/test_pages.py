@@ -26,6 +26,7 @@ PRINTED = {
         "True",
         "['We were counting.', 'Go on.']",
         "['Count.', 'One.', 'Go on.']",
+        "['<summary>\\nWe spoke of Hamburg.\\n</summary>', 'Thanks.', 'You are welcome.']",
         "It comes word by word.",
     ],
     "tools.md": [

@@ -81,14 +81,14 @@ def conversation_calls(root: Conversation) -> dict[str, Callable[[], Any]]:
         "agent": root.agent,
         "ask": lambda: root.ask("hi"),
         "commit": lambda: enter(root.commit()),
-        "compact": lambda: root.compact(),  # type: ignore[attr-defined]
+        "compact": lambda: root.compact(),
         "configure": lambda: root.configure(thinking="high"),
         "context": root.context,
         "decide": lambda: root.decide("x", approve=True),
         "entries": lambda: root.entries().list(),
         "entry": lambda: root.entry(1),
         "fork": lambda: root.fork(1),  # type: ignore[arg-type]
-        "reset": lambda: root.reset(),  # type: ignore[attr-defined]
+        "reset": lambda: root.reset(),
         "retry": root.retry,
         "submit": lambda: root.submit("hi"),
         "view": root.view,
