@@ -184,6 +184,8 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
         if outcome is not None and outcome.status == "faulted":
             reason = "faulted"
             detail = outcome.error.detail if outcome.error.detail is not None else {"message": outcome.error.message}
+        elif outcome is not None and outcome.status == "orphaned":
+            reason = outcome.reason
         await end_failed(tx, record.conversation_id, harness._settings(), reason, detail)
 
 
