@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -363,21 +364,39 @@ def test_a_stopped_answer_took_as_long_as_it_took(chat: notebook.Chat) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux lists them")
-def test_sessions_of_a_kernel_leave_no_open_files(path: Path, model: ScriptedModel) -> None:
-    def opened() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
+def test_sessions_of_a_kernel_leave_no_open_files(tmp_path: Path) -> None:
+    """In a process of its own: a blocking call under a running loop applies nest_asyncio2 to all of its process."""
+    code = """
+        import asyncio
+        from pathlib import Path
 
-    async def kernel() -> None:
-        # A blocking call under a running loop is what a cell is in a kernel.
-        with notebook.open(path, model=model) as chat:
-            chat.ask("hello")
-        before = opened()
-        for _ in range(3):
-            with notebook.open(path, model=model) as chat:
+        from pidurable_nb import notebook
+        from pidurable_nb.models import ScriptedModel
+
+        model = ScriptedModel(lambda request: "hello", name="scripted:files")
+
+        def opened():
+            return len(list(Path("/proc/self/fd").iterdir()))
+
+        def life():
+            with notebook.open("chat.sqlite", model=model) as chat:
                 chat.ask("hello")
-        assert opened() <= before
 
-    asyncio.run(kernel())
+        async def kernel():
+            # A blocking call under a running loop is what a cell is in a kernel.
+            life()
+            before = opened()
+            for _ in range(3):
+                life()
+            print("kept" if opened() > before else "closed")
+
+        asyncio.run(kernel())
+        """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "closed"
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------

@@ -372,7 +372,12 @@ def test_in_a_kernel_an_interrupt_ends_a_blocking_call_and_a_shutdown_takes_the_
     assert child.run(textwrap.dedent(setup), quiet=True).status == "ok"
     child.run("wait(0.2)", until="waiting", quiet=True)
     child.interrupt()
-    assert child.wait(timeout=5).error == "KeyboardInterrupt: "
+    try:
+        ended = child.wait(timeout=5)
+    except NotebookError:  # it fell into a step of ipykernel's own, and was lost there; a person presses again
+        child.interrupt()
+        ended = child.wait(timeout=10)
+    assert ended.error == "KeyboardInterrupt: "
     until(aborted.exists)
     aborted.unlink()
 
