@@ -23,7 +23,8 @@ from ..records import (
     SubmissionType,
     TaskId,
 )
-from ..session import ContextView, Scan, Tx, Watch
+from ..session import Comparison, ContextView, Scan, Tx, Watch
+from ..session.branches import last_shared
 from ..session.documents import Address, check_name, instance_of
 from ..session.session import CommitBlock, Publication, _place
 from ..storage.protocol import Order, Page
@@ -410,6 +411,27 @@ class Conversation:
             record = await tx.fork_conversation(self.id, at, owner=owner)
             await harness._set_up(tx, record, agent, init)
         return Conversation(harness, record.id)
+
+    async def compare(self, other: Conversation) -> Comparison:
+        """This conversation (``ours``) and another one (``theirs``) as branches: the last entry that both see, and what
+        each has after it (engine.md, section 6).
+
+        It reads nothing of what they share. Raises ``ValueError`` for a conversation of another session.
+        """
+        harness = self._harness
+        harness._check_line()
+        harness._check_open()
+        if other._harness is not harness:
+            raise ValueError(f"{other!r} is of another session: what they have in common cannot be told by ids")
+        if other.id == self.id:
+            newest = await self.entries().first()
+            return Comparison(None if newest is None else newest.id, (), ())
+        at = last_shared(await harness._ancestry(self.id), await harness._ancestry(other.id))
+        after = None if at is None else at + 1
+        ours, theirs = [
+            tuple(await conversation.entries(min_id=after, order="ascending").list()) for conversation in (self, other)
+        ]
+        return Comparison(None if at is None else EntryId(at), ours, theirs)
 
     async def entry(self, id: int) -> Entry | None:
         """An entry that this conversation sees, its parents' included; ``None`` for any other."""

@@ -4,6 +4,7 @@ Nothing here knows about agents, models or notebooks. ``Session`` is the whole o
 documents and entries alone.
 """
 
+from .branches import Comparison, compare_entries
 from .context import ContextView
 from .documents import Address, Document
 from .mirror import DocumentChange
@@ -16,6 +17,7 @@ from .watch import Change, Watch, WatchEnd
 __all__ = [
     "Address",
     "Change",
+    "Comparison",
     "ContextView",
     "Document",
     "DocumentChange",
@@ -29,4 +31,5 @@ __all__ = [
     "Tx",
     "Watch",
     "WatchEnd",
+    "compare_entries",
 ]

@@ -12,6 +12,7 @@ from pidurable_nb.agent.state import ProviderState
 from pidurable_nb.errors import CommitReentered, DurableError
 from pidurable_nb.messages import TextBlock, UserMessage
 from pidurable_nb.models import ScriptedModel
+from pidurable_nb.session import compare_entries
 
 from .support import Todos, bounded, harness
 
@@ -191,6 +192,41 @@ async def test_the_agent_is_kept_as_of_the_point_and_session_inbox_and_usage_sta
         assert len({provider.session_id for provider in providers if provider is not None}) == 3
         assert (await child.ask("go on")).text == "answer"
         assert (await root.ask("go on")).text == "other"
+
+
+@bounded
+async def test_branches_are_compared_by_what_they_share_and_what_each_has_after_it() -> None:
+    async with harness() as opened:
+        root = await opened.root()
+        a, b, _c = [await step(root, text) for text in "abc"]
+        early, late = await root.fork(a), await root.fork(b)
+        x = await step(late, "x")
+        await step(early, "y")
+        deep, back = await late.fork(x), await late.fork(a)  # the second at an entry that late's parent wrote
+        await step(deep, "z")
+        apart = await opened.create_conversation()
+        await step(apart, "alone")
+        for ours, theirs, at, left, right in (
+            (root, late, b, ["c"], ["x"]),
+            (late, root, b, ["x"], ["c"]),
+            (early, late, a, ["y"], ["b", "x"]),
+            (root, deep, b, ["c"], ["x", "z"]),
+            (deep, late, x, ["z"], []),
+            (back, deep, a, [], ["b", "x", "z"]),
+            (root, back, a, ["b", "c"], []),
+            (root, apart, None, ["a", "b", "c"], ["alone"]),
+        ):
+            found = await ours.compare(theirs)
+            assert (found.at, [e.text for e in found.ours], [e.text for e in found.theirs]) == (at, left, right)
+            whole = [await one.entries(order="ascending").list() for one in (ours, theirs)]
+            assert compare_entries(*whole) == found
+        pairs = (await early.compare(late)).pairs()
+        assert [(left and left.text, right and right.text) for left, right in pairs] == [("y", "b"), (None, "x")]
+        same = await late.compare(late)
+        assert (same.at, same.ours, same.theirs) == (x, (), ())
+        async with harness() as second:
+            with pytest.raises(ValueError, match="another session"):
+                await root.compare(await second.root())
 
 
 @bounded
