@@ -137,13 +137,13 @@ def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-class _View(Value):
+class View(Value):
     """What shows itself: every view is its own display."""
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from .render import mimebundle  # the layer above, which knows how each view looks
 
-        return mimebundle(self)  # type: ignore[arg-type]
+        return mimebundle(self)
 
 
 # -- the parts of an answer ----------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ _REASONS = {
 }
 
 
-class AnswerView(_View):
+class AnswerView(View):
     """One submission and its answer, at one moment (notebook.md, "Live widgets", 1).
 
     ``reason`` is the stored reason of an ``unanswered`` submission or of a ``waiting`` one, in the engine's word or in
@@ -479,7 +479,7 @@ class RecoveryRow(Value):
     level: NoticeLevel = "info"
 
 
-class RecoveryView(_View):
+class RecoveryView(View):
     """What ``open`` found (notebook.md, "Live widgets", 5).
 
     ``previous`` is how the last owner ended; the ``previous_*`` fields say who it was, where that is known.
@@ -545,7 +545,7 @@ def _capital(text: str) -> str:
 # -- small cards ---------------------------------------------------------------------------------------------------
 
 
-class ErrorView(_View):
+class ErrorView(View):
     """A failure of a magic: what happened (``message``), what to do (``remedy``), and more for who wants it."""
 
     message: str
@@ -565,7 +565,7 @@ class StatusRow(Value):
     tone: Tone = "muted"
 
 
-class StatusView(_View):
+class StatusView(View):
     """What ``%durable status`` says of one session: its state as a badge, then facts in order."""
 
     title: str
@@ -630,7 +630,7 @@ class TaskRow(Value):
         return f"since {clock_time(self.started_at)}"
 
 
-class TasksView(_View):
+class TasksView(View):
     """What ``%durable tasks`` lists, owners before what they own. ``hidden`` is how many more there are."""
 
     rows: tuple[TaskRow, ...] = ()
@@ -673,7 +673,7 @@ class TranscriptEntry(Value):
         return (*facts, *self.markers)
 
 
-class TranscriptView(_View):
+class TranscriptView(View):
     """What ``%durable history`` shows, oldest first. ``earlier`` is how many entries come before the first."""
 
     entries: tuple[TranscriptEntry, ...] = ()
@@ -685,7 +685,3 @@ class TranscriptView(_View):
         count = _plural(len(self.entries), "entry").replace("entrys", "entries")
         name = "" if self.conversation is None else f"conversation {self.conversation} · "
         return f"{name}{count}" if self.entries else f"{name}no entries yet"
-
-
-View: TypeAlias = AnswerView | RecoveryView | ErrorView | StatusView | TasksView | TranscriptView
-"""Everything that ``render`` shows."""

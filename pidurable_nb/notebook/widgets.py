@@ -48,6 +48,7 @@ INTERVAL = 0.1
 # -- the page's side -----------------------------------------------------------------------------------------------
 
 _IMPORT = re.compile(r"^import [^;]+;\n", re.MULTILINE)
+_DEFAULT = re.compile(r"^export default [^;]+;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class)\b)", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*(?://.*)?\n", re.MULTILINE)
 _CSS_COMMENT = re.compile(r"/\*.*?\*/\s*|^[ ]+", re.MULTILINE | re.DOTALL)
@@ -74,6 +75,7 @@ def esm(*names: str) -> str:
     declares names that none of the others declares, and imports only from files before it.
     """
     texts = [(_STATIC / name).read_text(encoding="utf-8") for name in names]
+    texts = [*(_DEFAULT.sub("", text) for text in texts[:-1]), texts[-1]]
     return _COMMENT.sub("", "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts))
 
 
@@ -184,7 +186,8 @@ class LiveWidget(anywidget.AnyWidget):
         self._next_value: Callable[[], dict[str, Any]] | None = None
         self._asked: list[int] = []
         self._static: dict[str, str] | None = None
-        self._actions: dict[str, list[Callable[[], None]]] = {}
+        self._said: list[dict[str, Any]] = []
+        self._actions: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
         super().__init__(state={"seq": 0, "view": value})
         self.on_msg(self._hear)
 
@@ -218,8 +221,17 @@ class LiveWidget(anywidget.AnyWidget):
         super().close()
         layout.close()
 
-    def on_action(self, name: str, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called when the button ``name`` is pressed, on whichever thread hears of it."""
+    def say(self, content: dict[str, Any]) -> None:
+        """Send pages something beside the present, after what is to be shown before it. From any thread."""
+        with self._present_lock:
+            self._said.append(content)
+        self._publish.wake(self)
+
+    def on_action(self, name: str, callback: Callable[[dict[str, Any]], None]) -> None:
+        """Have ``callback`` called with the page's message ``{"do": NAME, …}``, on whichever thread hears of it.
+
+        Nothing in the message is to be trusted.
+        """
         self._actions.setdefault(name, []).append(callback)
 
     def publish(self) -> None:
@@ -227,6 +239,7 @@ class LiveWidget(anywidget.AnyWidget):
         with self._present_lock:
             make, self._next_value = self._next_value, None
             asked, self._asked = self._asked, []
+            said, self._said = self._said, []
             static = self._static
         seq, value = self.state["seq"], self.state["view"]
         if make is not None:
@@ -236,6 +249,8 @@ class LiveWidget(anywidget.AnyWidget):
                 # The present first: a page that asks from now on gets what the message is about to say.
                 self.state = {"seq": seq, "view": value}
                 self.send({"seq": seq, "ops": ops})
+        for content in said:
+            self.send(content)
         if asked:
             answer: dict[str, Any] = {"seq": seq, "now": time.time()}
             if any(known != seq for known in asked):
@@ -260,7 +275,7 @@ class LiveWidget(anywidget.AnyWidget):
                 self.close()
             return
         for callback in self._actions.get(str(content.get("do")), ()):
-            callback()
+            callback(content)
 
 
 class AnswerWidget(LiveWidget):
@@ -270,7 +285,7 @@ class AnswerWidget(LiveWidget):
     form of the view at the moment of the display; whoever displays the widget calls ``finish`` when nothing more comes.
     """
 
-    _esm = packed(esm("markdown.js", "live.js", "answer.js"))
+    _esm = packed(esm("markdown.js", "live.js", "parts.js", "answer.js"))
     _css = _css("base.css", "answer.css")
 
     def __init__(self, view: AnswerView, *, publish: Publisher | None = None) -> None:
@@ -289,7 +304,7 @@ class AnswerWidget(LiveWidget):
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called when someone presses Stop; it may run on any thread and must only hand work on."""
-        self.on_action("stop", callback)
+        self.on_action("stop", lambda _message: callback())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         live = super()._repr_mimebundle_(**kwargs)

@@ -234,6 +234,19 @@ def test_stop_calls_back_and_nothing_else_does(publish: Publisher) -> None:
     assert pressed == ["stop"]
 
 
+def test_an_action_gets_what_the_page_said_and_is_answered_beside_the_present(publish: Publisher) -> None:
+    widget = AnswerWidget(says("a"), publish=publish)
+    heard: list[dict[str, Any]] = []
+    widget.on_action("select", heard.append)
+    hear(widget, {"do": "select", "task": 4})
+    assert heard == [{"do": "select", "task": 4}]
+    widget.show(says("b"))
+    widget.say({"detail": 4})
+    assert widget.flush()
+    assert [message.get("seq") for message in custom(widget)] == [1, None]
+    assert custom(widget)[-1] == {"detail": 4}
+
+
 def test_the_saved_display_is_readable_without_widgets(publish: Publisher) -> None:
     done = AnswerView(status="done", items=(TextItem(key="x", text="It is **Paris**."),))
     data, _metadata = AnswerWidget(done, publish=publish)._repr_mimebundle_()
@@ -298,7 +311,7 @@ def test_a_finished_widget_hands_its_static_form_to_every_page_and_ends_when_non
 
 
 def test_the_module_is_one_text_that_imports_and_fetches_nothing() -> None:
-    text = esm("markdown.js", "live.js", "answer.js")
+    text = esm("markdown.js", "live.js", "parts.js", "answer.js")
     assert AnswerWidget._esm == packed(text)
     assert "export default" in text
     assert text.count("export ") == 1

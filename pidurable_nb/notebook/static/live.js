@@ -152,3 +152,20 @@ export function follow(model) {
   ask();
   return feed;
 }
+
+// A widget of which each view is made by `mount(feed, model, el)`, which returns what ends the view.
+export function widget(mount) {
+  return () => {
+    let feed = null;
+    return {
+      initialize({ model }) {
+        feed = follow(model);
+        return () => feed.close();
+      },
+      render({ model, el }) {
+        feed ??= follow(model);
+        return mount(feed, model, el);
+      },
+    };
+  };
+}
