@@ -412,6 +412,42 @@ class Conversation:
             await harness._set_up(tx, record, agent, init)
         return Conversation(harness, record.id)
 
+    async def revise(
+        self, entry: EntryId, content: str | Sequence[ContentBlock], *, data: JsonValue = None
+    ) -> tuple[Conversation, Submission]:
+        """Say an earlier input differently, and go on from there in a branch: a fork at the entry before it, with
+        ``content`` in its place, made in one commit (engine.md, section 6). This conversation stays as it is.
+
+        Where nothing comes before that entry the branch is a conversation of its own, with this one's agent as of it.
+        The new entry keeps the kind of the old one. Returns the branch and its submission. Starts scheduling. Raises
+        ``DurableError`` for an entry that this conversation does not see or that is no input.
+        """
+        harness = self._harness
+        blocks = _checked_blocks(content)
+        checked = check_json(data, "the data of a submission")
+        found = await self.entry(entry)
+        if found is None:
+            raise DurableError(f"conversation {self.id} has no entry {entry}")
+        if found.head is not None or not found.messages or found.messages[0].role != "user":
+            raise DurableError(
+                f"entry {entry} ({found.kind}) is no input: only what a user said can be said differently"
+            )
+        before = await self.entries(max_id=entry - 1).first()
+        kept = None if before is not None else await harness.snapshot_as_of(AgentState, self.id, at=entry)
+        kind = None if found.kind == "pi.user" else found.kind
+        digest = _digest("input", [block.to_data() for block in blocks], kind, [checked])
+        harness._implied_resume()
+        async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
+            if before is not None:
+                record = await tx.fork_conversation(self.id, before.id)
+            else:
+                record = await tx.create_conversation()
+                if kept is not None:
+                    await harness._configure(tx, record.id, dict(kept))
+            branch = Conversation(harness, record.id)
+            id = await branch._admit(tx, blocks, None, "follow_up", kind, checked, digest, None)
+        return branch, Submission(harness, id, branch.id)
+
     async def compare(self, other: Conversation) -> Comparison:
         """This conversation (``ours``) and another one (``theirs``) as branches: the last entry that both see, and what
         each has after it (engine.md, section 6).

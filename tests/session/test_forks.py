@@ -230,6 +230,44 @@ async def test_branches_are_compared_by_what_they_share_and_what_each_has_after_
 
 
 @bounded
+async def test_an_earlier_input_is_said_differently_in_a_branch_and_the_original_is_kept() -> None:
+    model = ScriptedModel(lambda request: f"heard {request.messages[-1].text}", name="scripted:one")
+    other = ScriptedModel(lambda request: "other", name="scripted:two")
+    async with harness(models=[model, other]) as opened:
+        root = await opened.root(agent=AgentChange(model="scripted:one"))
+        for text in "abc":
+            await root.ask(text, kind=None if text == "a" else "app.question")
+        original = await root.entries(order="ascending").list()
+        await root.configure(model="scripted:two")
+        asked = {entry.text: entry for entry in original}
+        branch, submission = await root.revise(asked["b"].id, "B", data={"why": "typo"})
+        assert (await submission.wait()).status == "done"
+        assert await texts(branch) == ["a", "heard a", "B", "heard B"]
+        revised = (await branch.entries(order="ascending").list())[2]
+        assert (revised.kind, revised.data) == ("app.question", {"why": "typo"})
+        found = await root.compare(branch)
+        assert (found.at, len(found.ours), len(found.theirs)) == (original[1].id, 4, 2)
+        # The very first input has no entry before it to fork at.
+        first, submission = await root.revise(asked["a"].id, "A")
+        assert (await submission.wait()).status == "done"
+        assert await texts(first) == ["A", "heard A"]
+        assert (await root.compare(first)).at is None
+        # A branch of a branch, at an entry that its parent wrote.
+        again, submission = await branch.revise(asked["a"].id, "again")
+        await submission.wait()
+        assert await texts(again) == ["again", "heard again"]
+        assert await root.entries(order="ascending").list() == original
+        await root.reset("note")
+        note = await root.entries().first()
+        assert note is not None
+        for entry, words in ((original[1], "no input"), (note, "no input"), (revised, "has no entry")):
+            with pytest.raises(DurableError, match=words):
+                await root.revise(entry.id, "x")
+        with pytest.raises(ValueError, match="needs content"):
+            await root.revise(asked["a"].id, " ")
+
+
+@bounded
 async def test_a_document_that_was_retired_and_made_again_is_copied_once_and_as_it_is() -> None:
     async with harness() as opened:
         root = await opened.root()
