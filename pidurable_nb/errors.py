@@ -31,7 +31,8 @@
     ├── RegistryError                an extension that cannot be installed
     ├── ModelError                   a model could not be made or reached
     │   ├── UnknownModel             no model of that name, or what it needs is missing
-    │   └── ScriptExhausted          a scripted model asked more often than it has steps
+    │   ├── ScriptExhausted          a scripted model asked more often than it has steps
+    │   └── RecordingMismatch        a replayed model asked what was not recorded
     └── NotebookError                a magic or a notebook call that cannot be done
 
 A message says what happened, whose fault it is and what to do next. All of them survive pickling.
@@ -55,6 +56,7 @@ __all__ = [
     "NotebookError",
     "OwnerEnded",
     "ReadAfterWrite",
+    "RecordingMismatch",
     "RegistryError",
     "RequestIdReused",
     "SchemaTooNew",
@@ -245,6 +247,10 @@ class UnknownModel(ModelError):
 
 class ScriptExhausted(ModelError):
     """A scripted model got more requests than it has steps."""
+
+
+class RecordingMismatch(ModelError):
+    """A replayed model was asked what its recording does not hold; the message says how the request differs."""
 
 
 class NotebookError(DurableError):

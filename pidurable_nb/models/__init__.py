@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         default_models as default_models,
     )
     from .errors import (
+        ErrorKind as ErrorKind,
+        error_kind as error_kind,
         is_overflow as is_overflow,
         is_retryable as is_retryable,
         redact as redact,
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     from .providers import (
         ProviderModel as ProviderModel,
     )
+    from .recording import (
+        RecordingModel as RecordingModel,
+        ReplayModel as ReplayModel,
+    )
     from .scripted import (
         Hang as Hang,
         Reply as Reply,
@@ -54,6 +60,7 @@ _HOME = {
     "Availability": "catalog",
     "DefaultModels": "catalog",
     "DeferredModel": "protocol",
+    "ErrorKind": "errors",
     "Finish": "protocol",
     "Hang": "scripted",
     "LocalModel": "local",
@@ -64,6 +71,8 @@ _HOME = {
     "ModelSource": "protocol",
     "Models": "protocol",
     "ProviderModel": "providers",
+    "RecordingModel": "recording",
+    "ReplayModel": "recording",
     "Reply": "scripted",
     "RequestOptions": "protocol",
     "ScriptedModel": "scripted",
@@ -72,6 +81,7 @@ _HOME = {
     "ThinkingDelta": "protocol",
     "ToolCallDelta": "protocol",
     "default_models": "catalog",
+    "error_kind": "errors",
     "estimate_tokens": "scripted",
     "is_overflow": "errors",
     "is_retryable": "errors",

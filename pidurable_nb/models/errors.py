@@ -2,10 +2,11 @@
 
 An error is stored as the text of an ``AssistantMessage`` with ``stop_reason="error"``, and it may be read by another
 process, or come from a model that this package knows nothing about. So the text is all that is classified.
-``providers`` writes texts that begin with the HTTP status and the kind of fault, which makes that reliable for them.
+``providers`` writes texts that begin with the HTTP status, and that end with the kind where a client knows it and the
+words would not tell.
 
-Words: a *retryable* error is one where the same request may well succeed later; an *overflow* means that the request is
-too long for the model and has to be made shorter.
+Words: the *kind* of an error says what mends it (``ErrorKind``). A *retryable* error is one where the same request may
+well succeed later; an *overflow* means that the request is too long for the model and has to be made shorter.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import os
 import re
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Literal, TypeAlias, get_args
 
 from ..messages import AssistantMessage
 
-__all__ = ["is_overflow", "is_retryable", "redact", "retry_after"]
+__all__ = ["ErrorKind", "error_kind", "is_overflow", "is_retryable", "marked", "redact", "retry_after"]
+
+ErrorKind: TypeAlias = Literal["retryable", "overflow", "authentication", "quota", "refused", "malformed", "other"]
+"""What mends it: waiting; a shorter request; another key; money; other words; a corrected request; nothing known."""
 
 
 class _Pattern:
@@ -51,15 +56,28 @@ _OVERFLOW = _Pattern(
     re.IGNORECASE | re.VERBOSE,
 )
 
+# Raised by models that are no provider's: their texts quote requests, which may say anything.
+_OURS = _Pattern(r"^(RecordingMismatch|ScriptExhausted)\b")
+
 # Faults that come with a status or a word of the retryable ones, and that no waiting mends.
-_FINAL = _Pattern(
-    r"invalid.{0,10}api.{0,3}key|authentication.?error|permission.?(error|denied)|content.?filter"
-    r"|content management policy",
+_REFUSED = _Pattern(
+    r"content.?filter|content management policy|content.?policy|usage policies|safety system|prohibited_content"
+    r"|\brefusal\b|flagged (as|for|by)|blocked by.{0,20}(safety|guardrail|moderation)",
+    re.IGNORECASE,
+)
+_AUTHENTICATION = _Pattern(
+    r"(invalid|incorrect|missing).{0,10}api.{0,3}key|authentication.?error|permission.?(error|denied)|unauthenticated"
+    r"|needs a key: set|access.?denied|expired.?token",
     re.IGNORECASE,
 )
 
 # A spent quota: final, unless the provider says when to come back, as Google does for limits per minute.
-_SPENT = _Pattern(r"insufficient_quota|exceeded your current quota|credit balance|payment required", re.IGNORECASE)
+_SPENT = _Pattern(
+    r"insufficient_quota|exceeded your current quota|credit balance|payment required|billing_(error|hard_limit)",
+    re.IGNORECASE,
+)
+
+_MARK = _Pattern(r"\[(" + "|".join(get_args(ErrorKind)) + r")\]$")
 
 _STATUS = _Pattern(
     r"""
@@ -91,6 +109,8 @@ _RETRYABLE = _Pattern(
     re.IGNORECASE | re.VERBOSE,
 )
 
+_MALFORMED = _Pattern(r"invalid_?request|invalid_?argument|validation.?exception|bad request", re.IGNORECASE)
+
 _AFTER = _Pattern(
     r"""
       (?: retry[ _-]?after (?P<milli>[ _-]?ms)? | retry_?delay | (?:try[ ]again|retry|wait)[ ](?:in|for)(?:[ ]about)? )
@@ -110,7 +130,7 @@ def is_overflow(message: AssistantMessage, context_window: int | None = None) ->
     read more than that counts too.
     """
     if message.stop_reason == "error":
-        return bool(_OVERFLOW.compiled.search(message.error or ""))
+        return error_kind(message) == "overflow"
     if not context_window or message.stop_reason not in ("stop", "length"):
         return False
     usage = message.usage
@@ -125,19 +145,42 @@ def is_retryable(message: AssistantMessage) -> bool:
 
     A refused key, a spent quota, a malformed request and an overflow are not (engine.md, section 11).
     """
+    return error_kind(message) == "retryable"
+
+
+def error_kind(message: AssistantMessage) -> ErrorKind | None:
+    """What mends the error of this message; ``None`` where it is none (engine.md, section 11)."""
+    if message.stop_reason != "error":
+        return None
     text = message.error or ""
-    if message.stop_reason != "error" or not text or _OVERFLOW.compiled.search(text) or _FINAL.compiled.search(text):
-        return False
+    if _OURS.compiled.search(text):
+        return "other"
+    if mark := _MARK.compiled.search(text):
+        return mark[1]  # type: ignore[return-value]  # the pattern is made of the kinds
+    if _OVERFLOW.compiled.search(text):
+        return "overflow"
+    if _REFUSED.compiled.search(text):
+        return "refused"
+    if _AUTHENTICATION.compiled.search(text):
+        return "authentication"
     if _SPENT.compiled.search(text):
-        return retry_after(message) is not None
+        return "quota" if retry_after(message) is None else "retryable"
     status = _STATUS.compiled.search(text)
     if status is not None:
         code = int(status[1])
         if code >= 500 or code in _RETRYABLE_STATUS:
-            return True
+            return "retryable"
         if code >= 400:
-            return False
-    return bool(_RETRYABLE.compiled.search(text))
+            return "authentication" if code in (401, 403) else "quota" if code == 402 else "malformed"
+    if _RETRYABLE.compiled.search(text):
+        return "retryable"
+    return "malformed" if _MALFORMED.compiled.search(text) else "other"
+
+
+def marked(text: str, kind: ErrorKind) -> str:
+    """The text, ending with its kind where ``error_kind`` would read another one in its words."""
+    read = error_kind(AssistantMessage(stop_reason="error", error=text))
+    return text if read == kind else f"{text} [{kind}]"
 
 
 def retry_after(message: AssistantMessage) -> float | None:

@@ -20,7 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_ai import messages as theirs
 from pydantic_ai.direct import model_request_stream
-from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
+from pydantic_ai.exceptions import (
+    ContentFilterError,
+    ModelAPIError,
+    ModelAuthenticationError,
+    ModelConnectionError,
+    ModelContextWindowExceededError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    ModelRateLimitError,
+    ModelRequestTimeout,
+    ModelServerError,
+    ModelUnavailableError,
+    UserError,
+)
 from pydantic_ai.models import Model as TheirModel, ModelRequestParameters, infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
 from pydantic_ai.tools import ToolDefinition
@@ -41,7 +54,7 @@ from ..messages import (
     Usage,
     UserMessage,
 )
-from .errors import redact
+from .errors import ErrorKind, marked, redact
 from .protocol import Finish, ModelEvent, ModelRequest, RequestOptions, TextDelta, ThinkingDelta, ToolCallDelta
 
 if TYPE_CHECKING:
@@ -243,7 +256,27 @@ def error_text(error: BaseException) -> str:
         text = f"{type(error).__name__}: {said}" if said else type(error).__name__
         text += _causes(error, said)
     after = getattr(error, "retry_after", None)
-    return text + (f" (retry after {after:g} s)" if after is not None else "")
+    text += f" (retry after {after:g} s)" if after is not None else ""
+    fault = _kind(error)
+    return text if fault is None else marked(text, fault)
+
+
+_KINDS: tuple[tuple[type[BaseException], ErrorKind], ...] = (
+    (ModelContextWindowExceededError, "overflow"),
+    (ModelAuthenticationError, "authentication"),
+    (ModelQuotaExceededError, "quota"),
+    (ModelRateLimitError, "retryable"),
+    (ModelUnavailableError, "retryable"),
+    (ModelServerError, "retryable"),
+    (ModelConnectionError, "retryable"),
+    (ModelRequestTimeout, "retryable"),
+    (ContentFilterError, "refused"),
+)
+
+
+def _kind(error: BaseException) -> ErrorKind | None:
+    """What pydantic-ai knows of it from the codes of each provider; ``None`` where only its words tell."""
+    return next((kind for known, kind in _KINDS if isinstance(error, known)), None)
 
 
 def _provider_words(body: object) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pidurable_nb.messages import AssistantMessage, Usage
-from pidurable_nb.models import is_overflow, is_retryable, redact, retry_after
+from pidurable_nb.models import error_kind, is_overflow, is_retryable, redact, retry_after
+from pidurable_nb.models.errors import ErrorKind, marked
 
 
 def failed(text: str | None) -> AssistantMessage:
@@ -48,18 +49,53 @@ RETRYABLE = [
     "503 Service Unavailable",
 ]
 
-FINAL = [
-    "Error code: 401 - {'error': {'message': 'Incorrect API key provided: sk-***', 'code': 'invalid_api_key'}}",
-    "HTTP 429 Too Many Requests: You exceeded your current quota, please check your plan and billing details. "
-    "(insufficient_quota)",
-    "HTTP 400 Bad Request: Your credit balance is too low to access the Anthropic API.",
-    "HTTP 403 Forbidden: permission_error",
-    "HTTP 404 Not Found: The model `gpt-99` does not exist or you do not have access to it.",
-    "HTTP 400 Bad Request: messages.0.content: text content blocks must be non-empty (invalid_request_error)",
-    "The provider ended the answer: content_filter (its content filter refused the request or the answer)",
-    "HTTP 402 Payment Required",
-    "HTTP 422 Unprocessable Entity: tools.0.parameters: timeout is not a valid schema",
-    "ZeroDivisionError: division by zero",
+FINAL: list[tuple[ErrorKind, str]] = [
+    # OpenAI
+    (
+        "authentication",
+        "Error code: 401 - {'error': {'message': 'Incorrect API key provided: sk-***', 'code': 'invalid_api_key'}}",
+    ),
+    (
+        "quota",
+        "HTTP 429 Too Many Requests: You exceeded your current quota, please check your plan and billing details. "
+        "(insufficient_quota)",
+    ),
+    ("malformed", "HTTP 404 Not Found: The model `gpt-99` does not exist or you do not have access to it."),
+    ("refused", "The provider ended the answer: content_filter (its content filter refused the request or the answer)"),
+    (
+        "refused",
+        "HTTP 400 Bad Request: Invalid prompt: your prompt was flagged as potentially violating our usage policy.",
+    ),
+    # Azure
+    (
+        "refused",
+        "HTTP 400 Bad Request: The response was filtered due to the prompt triggering Azure OpenAI's content "
+        "management policy. Please modify your prompt and retry. (content_filter)",
+    ),
+    # Anthropic
+    ("authentication", "HTTP 401 Unauthorized: invalid x-api-key (authentication_error)"),
+    ("authentication", "HTTP 403 Forbidden: permission_error"),
+    ("quota", "HTTP 400 Bad Request: Your credit balance is too low to access the Anthropic API."),
+    (
+        "malformed",
+        "HTTP 400 Bad Request: messages.0.content: text content blocks must be non-empty (invalid_request_error)",
+    ),
+    ("refused", "The provider ended the answer: refusal (its content filter refused the request or the answer)"),
+    # Google
+    ("authentication", "400 INVALID_ARGUMENT: API key not valid. Missing or invalid API key."),
+    ("authentication", "403 PERMISSION_DENIED. {'error': {'code': 403, 'message': 'denied'}}"),
+    ("malformed", "400 INVALID_ARGUMENT: * GenerateContentRequest.tools[0].name: Invalid function name."),
+    ("refused", "The provider ended the answer: PROHIBITED_CONTENT"),
+    # Bedrock
+    ("authentication", "An error occurred (AccessDeniedException) when calling the ConverseStream operation: no"),
+    ("malformed", "An error occurred (ValidationException) when calling the ConverseStream operation: bad tool"),
+    # others
+    ("quota", "HTTP 402 Payment Required"),
+    ("malformed", "HTTP 422 Unprocessable Entity: tools.0.parameters: timeout is not a valid schema"),
+    ("authentication", "openai:gpt-5 needs a key: set the environment variable OPENAI_API_KEY."),
+    ("other", "ZeroDivisionError: division by zero"),
+    # a difference quotes requests, which may say anything
+    ("other", "RecordingMismatch: not recorded\n+   HTTP 503: overloaded, prompt is too long"),
 ]
 
 OVERFLOW = [
@@ -83,10 +119,20 @@ def test_what_may_succeed_later_is_retryable(text: str) -> None:
     assert not is_overflow(failed(text))
 
 
-@pytest.mark.parametrize("text", FINAL)
-def test_what_no_waiting_mends_is_not_retryable(text: str) -> None:
+@pytest.mark.parametrize(("kind", "text"), FINAL)
+def test_what_no_waiting_mends_is_not_retryable(kind: ErrorKind, text: str) -> None:
+    assert error_kind(failed(text)) == kind
     assert not is_retryable(failed(text))
     assert not is_overflow(failed(text))
+
+
+def test_a_kind_that_a_client_knows_wins_over_the_words() -> None:
+    assert marked("HTTP 429 Too Many Requests", "retryable") == "HTTP 429 Too Many Requests"
+    spent = marked("HTTP 429 Too Many Requests: daily limit (retry after 9 s)", "quota")
+    assert spent.endswith(" [quota]")
+    assert error_kind(failed(spent)) == "quota"
+    assert retry_after(failed(spent)) == 9.0
+    assert is_overflow(failed(marked("HTTP 400: trop long", "overflow")))
 
 
 @pytest.mark.parametrize("text", OVERFLOW)
@@ -99,6 +145,7 @@ def test_only_errors_are_classified() -> None:
     answer = AssistantMessage("503 Service Unavailable: prompt is too long")
     assert not is_retryable(answer)
     assert not is_overflow(answer)
+    assert error_kind(answer) is None
     assert not is_retryable(failed(None))
 
 
