@@ -5,24 +5,41 @@ and nbconvert's pages, in light and dark, and stays readable where every style i
 page's (``--jp-*`` variables) with fallbacks, text takes the colour of what is around it, folding is ``<details>``.
 ``to_text`` is for terminals and for ``nbclient``. ``mimebundle`` gathers the forms for ``_repr_mimebundle_``.
 
-Guarantee: every text of a view is escaped, or goes through ``markdown``; only this module writes elements.
+Guarantee: every text of a view is escaped, or goes through ``markdown``; elements are made by ``markup`` alone.
 """
 
 from __future__ import annotations
 
-import html
-import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
 from . import markdown
-from .markdown import CODE_FONT, LINE, TINT
+from .markdown import LINE
+from .markup import (
+    CARD,
+    CELL,
+    MONO,
+    QUIET,
+    ROW,
+    TABLE,
+    TONES,
+    Html,
+    badge,
+    dots,
+    el,
+    fold,
+    header,
+    join,
+    pre,
+    quiet,
+    table,
+    ticks,
+)
 from .view import (
     AnswerItem,
     AnswerView,
-    Badge,
     ErrorView,
     NoticeItem,
     RecoveryView,
@@ -50,133 +67,11 @@ STRUCK_OPEN_LIMIT = 600
 """A cut-off part is shown unfolded up to this many characters."""
 
 
-# -- building ------------------------------------------------------------------------------------------------------
-
-
-class _Html(str):
-    """Text that is HTML already; every other text is escaped where it is put into an element."""
-
-    __slots__ = ()
-
-
-_EMPTY = _Html("")
-
-
-def _escape(text: str) -> str:
-    return html.escape(clean_output(text))
-
-
-def _ticks(text: str) -> _Html:
-    """``text``, of which parts between backticks are shown as code."""
-    parts = re.split(r"`([^`\n]+)`", text)
-    return _join(_el("code", part, style=_MONO) if index % 2 else part for index, part in enumerate(parts))
-
-
-def _el(tag: str, *children: str | None, style: str = "", **attributes: str) -> _Html:
-    inside = "".join(child if isinstance(child, _Html) else _escape(child) for child in children if child is not None)
-    if style:
-        attributes["style"] = style
-    names = "".join(f' {name.rstrip("_")}="{html.escape(value)}"' for name, value in attributes.items())
-    return _Html(f"<{tag}{names}>{inside}</{tag}>")
-
-
-def _join(parts: Iterable[str], separator: str = "") -> _Html:
-    return _Html(separator.join(part if isinstance(part, _Html) else _escape(part) for part in parts))
-
-
-def _tone(name: str, fallback: str) -> str:
-    """A colour of the page, mixed with that of the text, which makes it readable on a light and on a dark page."""
-    return f"color-mix(in srgb, var(--jp-{name}-color1, {fallback}) 65%, currentColor)"
-
-
-_TONES: dict[Tone, str] = {
-    "muted": "inherit",
-    "active": _tone("brand", "#1976d2"),
-    "good": _tone("success", "#388e3c"),
-    "warn": _tone("warn", "#ef6c00"),
-    "bad": _tone("error", "#d32f2f"),
-}
-_CARD = (
-    f"border:1px solid {LINE};border-radius:6px;padding:7px 12px 8px;margin:2px 0;line-height:1.5;"
-    "max-width:62em;box-sizing:border-box;"
-    "overflow-wrap:anywhere"
-)
-_QUIET = "opacity:.75;font-size:.92em"
-_PRE = (
-    f"margin:.3em 0 0;padding:6px 9px;background:{TINT};border-radius:4px;overflow:auto;max-height:16em;"
-    f"font-family:{CODE_FONT};font-size:.9em;line-height:1.4;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
-)
-_MONO = f"font-family:{CODE_FONT};font-size:.92em;background:none;padding:0"
-_SUMMARY = "cursor:pointer"
-_CELL = (
-    f"padding:3px 14px 3px 0;text-align:left;vertical-align:top;border:0;border-top:1px solid {LINE};background:none"
-)
-_TABLE = (
-    "border-collapse:collapse;margin:.4em 0 0;width:100%;font-size:.95em;border:0;table-layout:auto;line-height:1.4;"
-    "overflow-wrap:break-word"
-)
-# Rows that a theme would tint and mark under the pointer keep the ground of the card.
-_ROW = "background:none"
-
-
-def _badge(badge: Badge) -> _Html:
-    icon = _el("span", badge.icon, style=f"color:{_TONES[badge.tone]};font-weight:700", aria_hidden="true")
-    return _Html(
-        _el("strong", icon, " ", badge.word, style="font-weight:600;white-space:nowrap").replace(
-            "aria_hidden", "aria-hidden"
-        )
-    )
-
-
-def _dots(parts: Iterable[str]) -> _Html:
-    return _join(parts, " · ")
-
-
-def _header(badge: Badge, facts: Iterable[str]) -> _Html:
-    facts = list(facts)
-    rest = _el("span", " · ", _dots(facts), style=_QUIET) if facts else _EMPTY
-    return _el("div", _badge(badge), rest, style="margin:0 0 .35em")
-
-
-def _quiet(*children: str) -> _Html:
-    return _el("div", *children, style=_QUIET)
-
-
-def _fold(summary: str, *children: str, opened: bool = False, style: str = "margin:.35em 0") -> _Html:
-    element = _el("details", _el("summary", summary, style=_SUMMARY), *children, style=style)
-    return _Html(element.replace("<details", "<details open", 1)) if opened else element
-
-
-def _pre(text: str, style: str = _PRE) -> _Html:
-    return _el("pre", text, style=style)
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> _Html:
-    head = list(head)
-    titles = (
-        _el(
-            "thead",
-            _el(
-                "tr",
-                *(
-                    _el("th", name, style=f"{_CELL};border-top:0;font-weight:600;white-space:nowrap;{_QUIET}")
-                    for name in head
-                ),
-            ),
-        )
-        if head
-        else _EMPTY
-    )
-    body = (_el("tr", *(_el("td", cell, style=_CELL) for cell in row), style=_ROW) for row in rows)
-    table = _el("table", titles, _el("tbody", *body), style=_TABLE)
-    return _el("div", table, style="overflow-x:auto")
-
-
 # -- HTML ----------------------------------------------------------------------------------------------------------
 
 
 @singledispatch
-def _html(view: View) -> _Html:
+def _html(view: View) -> Html:
     raise TypeError(f"there is no HTML form of {type(view).__name__}")
 
 
@@ -186,177 +81,175 @@ def to_html(view: View) -> str:
 
 
 @_html.register
-def _(view: AnswerView) -> _Html:
+def _(view: AnswerView) -> Html:
     facts = list(view.facts)
     if view.elapsed is not None:
         facts.append(duration_words(view.elapsed))
-    parts = [_header(view.badge, facts)]
+    parts = [header(view.badge, facts)]
     if view.show_prompt and view.prompt:
         parts.append(_prompt(view.prompt))
     if view.problem:
-        parts.append(_el("div", _ticks(view.problem), style="margin:0 0 .4em"))
+        parts.append(el("div", ticks(view.problem), style="margin:0 0 .4em"))
     parts.extend(_item_html(view, item) for item in view.items)
     footer = [*view.usage, *([view.note] if view.note else [])]
     if footer:
-        parts.append(_el("div", _dots(footer), style=f"{_QUIET};margin-top:.35em"))
-    return _el("div", *parts, style=_CARD)
+        parts.append(el("div", dots(footer), style=f"{QUIET};margin-top:.35em"))
+    return el("div", *parts, style=CARD)
 
 
-def _prompt(text: str) -> _Html:
+def _prompt(text: str) -> Html:
     style = f"margin:0 0 .5em;padding:0 0 0 .9em;border-left:3px solid {LINE};white-space:pre-wrap;opacity:.85"
-    return _el("blockquote", clip(text, STATIC_LIMIT), style=style)
+    return el("blockquote", clip(text, STATIC_LIMIT), style=style)
 
 
-def _item_html(view: AnswerView, item: AnswerItem) -> _Html:
+def _item_html(view: AnswerView, item: AnswerItem) -> Html:
     if isinstance(item, TextItem):
-        body = _el("div", _Html(markdown.to_html(item.text)))
+        body = el("div", Html(markdown.to_html(item.text)))
         label = view.label(item)
         if label is None:
             return body
         if view.superseded(item):
-            struck = _el("del", _Html(markdown.to_html(item.text)), style="text-decoration:line-through;opacity:.75")
+            struck = el("del", Html(markdown.to_html(item.text)), style="text-decoration:line-through;opacity:.75")
             opened = len(item.text) <= STRUCK_OPEN_LIMIT
-            return _fold(
+            return fold(
                 label, struck, opened=opened, style=f"margin:.35em 0;padding-left:.9em;border-left:3px solid {LINE}"
             )
-        return _join([body, _quiet(label)])
+        return join([body, quiet(label)])
     if isinstance(item, ThinkingItem):
         label = view.label(item)
         title = f"{item.title} · {label}" if label else item.title
-        return _el("div", _fold(title, _el("div", _Html(markdown.to_html(item.text)), style=_QUIET)), style="")
+        return el("div", fold(title, el("div", Html(markdown.to_html(item.text)), style=QUIET)), style="")
     if isinstance(item, NoticeItem):
-        return _el("div", _notice_icon(item), " ", _ticks(item.text), style="margin:.35em 0")
+        return el("div", _notice_icon(item), " ", ticks(item.text), style="margin:.35em 0")
     return _tool_html(view, item)
 
 
-def _notice_icon(item: NoticeItem) -> _Html:
-    icon = _el("span", item.badge.icon, style=f"color:{_TONES[item.badge.tone]};font-weight:700")
-    return icon if item.level == "info" else _join([icon, " ", _el("strong", item.badge.word)])
+def _notice_icon(item: NoticeItem) -> Html:
+    icon = el("span", item.badge.icon, style=f"color:{TONES[item.badge.tone]};font-weight:700")
+    return icon if item.level == "info" else join([icon, " ", el("strong", item.badge.word)])
 
 
-def _tool_html(view: AnswerView, item: ToolItem) -> _Html:
-    call = _el("code", f"{item.name}({compact_arguments(item.arguments) if item.arguments else ''})", style=_MONO)
-    summary = _join(
-        [_badge(item.badge), " ", call, _el("span", *(f" · {fact}" for fact in item.facts[1:]), style=_QUIET)]
-    )
+def _tool_html(view: AnswerView, item: ToolItem) -> Html:
+    call = el("code", f"{item.name}({compact_arguments(item.arguments) if item.arguments else ''})", style=MONO)
+    summary = join([badge(item.badge), " ", call, el("span", *(f" · {fact}" for fact in item.facts[1:]), style=QUIET)])
     parts: list[str] = []
     where = None if view.submission is None else f"%durable show {view.submission}"
     if arguments := full_arguments(item.arguments):
-        parts += [_quiet("arguments"), _pre(clip(arguments, STATIC_LIMIT, where))]
+        parts += [quiet("arguments"), pre(clip(arguments, STATIC_LIMIT, where))]
     if output := item.shown_output.strip("\n"):
-        parts += [_quiet("output"), _pre(clip(output, STATIC_LIMIT, where))]
+        parts += [quiet("output"), pre(clip(output, STATIC_LIMIT, where))]
     if item.result:
-        parts += [_quiet("result"), _pre(clip(clean_output(item.result), STATIC_LIMIT, where))]
+        parts += [quiet("result"), pre(clip(clean_output(item.result), STATIC_LIMIT, where))]
     if item.details_text:
-        parts += [_quiet("details"), _pre(clip(clean_output(item.details_text), STATIC_LIMIT, where))]
-    parts += [_el("div", _el("strong", severity), f": {message}") for severity, message in item.diagnostics]
+        parts += [quiet("details"), pre(clip(clean_output(item.details_text), STATIC_LIMIT, where))]
+    parts += [el("div", el("strong", severity), f": {message}") for severity, message in item.diagnostics]
     if not parts:
-        return _el("div", summary, style="margin:.35em 0")
-    return _fold(summary, *parts, opened=item.status in ("error", "interrupted", "blocked"))
+        return el("div", summary, style="margin:.35em 0")
+    return fold(summary, *parts, opened=item.status in ("error", "interrupted", "blocked"))
 
 
 @_html.register
-def _(view: RecoveryView) -> _Html:
-    parts = [_header(view.badge, [view.path]), _el("div", view.headline)]
+def _(view: RecoveryView) -> Html:
+    parts = [header(view.badge, [view.path]), el("div", view.headline)]
     if view.summary:
-        parts.append(_el("div", view.summary))
+        parts.append(el("div", view.summary))
     if view.rows:
         rows = [
             [
-                _el("span", _level_icon(row.level), " ", row.what, style="white-space:nowrap"),
-                _el("strong", row.title, style="font-weight:600"),
-                _ticks(row.was),
-                _ticks(row.will),
+                el("span", _level_icon(row.level), " ", row.what, style="white-space:nowrap"),
+                el("strong", row.title, style="font-weight:600"),
+                ticks(row.was),
+                ticks(row.will),
             ]
             for row in view.rows
         ]
-        parts.append(_table(["in flight", "", "was", "now"], rows))
-    parts.extend(_el("div", _waits(), _ticks(text), style="margin-top:.35em") for text in view.waiting_for)
+        parts.append(table(["in flight", "", "was", "now"], rows))
+    parts.extend(el("div", _waits(), ticks(text), style="margin-top:.35em") for text in view.waiting_for)
     if view.paused and not view.waiting_for:
-        parts.append(_el("div", _waits("paused: "), "%durable resume goes on", style="margin-top:.35em"))
-    return _el("div", *parts, style=_CARD)
+        parts.append(el("div", _waits("paused: "), "%durable resume goes on", style="margin-top:.35em"))
+    return el("div", *parts, style=CARD)
 
 
-def _waits(words: str = "waiting for ") -> _Html:
-    icon = _el("span", "!", style=f"color:{_TONES['warn']};font-weight:700")
-    return _join([icon, " ", _el("strong", words, style="font-weight:600")])
+def _waits(words: str = "waiting for ") -> Html:
+    icon = el("span", "!", style=f"color:{TONES['warn']};font-weight:700")
+    return join([icon, " ", el("strong", words, style="font-weight:600")])
 
 
-def _level_icon(level: str) -> _Html:
+def _level_icon(level: str) -> Html:
     tone: Tone = {"info": "active", "warn": "warn", "error": "bad"}[level]  # type: ignore[assignment]
-    return _el("span", _LEVEL_ICONS[level], style=f"color:{_TONES[tone]};font-weight:700")
+    return el("span", _LEVEL_ICONS[level], style=f"color:{TONES[tone]};font-weight:700")
 
 
 _LEVEL_ICONS = {"info": "↻", "warn": "!", "error": "✕"}
 
 
 @_html.register
-def _(view: ErrorView) -> _Html:
-    parts = [_el("div", _badge(view.badge), _el("span", " · ", style=_QUIET), _ticks(view.message))]
+def _(view: ErrorView) -> Html:
+    parts = [el("div", badge(view.badge), el("span", " · ", style=QUIET), ticks(view.message))]
     if view.remedy:
-        parts.append(_el("div", _ticks(view.remedy), style="margin-top:.2em"))
+        parts.append(el("div", ticks(view.remedy), style="margin-top:.2em"))
     if view.detail_text:
-        parts.append(_fold("details", _pre(clip(clean_output(view.detail_text), STATIC_LIMIT))))
-    return _el("div", *parts, style=_CARD)
+        parts.append(fold("details", pre(clip(clean_output(view.detail_text), STATIC_LIMIT))))
+    return el("div", *parts, style=CARD)
 
 
 @_html.register
-def _(view: StatusView) -> _Html:
-    parts = [_header(view.badge, [view.title, *([] if view.current else ["not the current session"])])]
+def _(view: StatusView) -> Html:
+    parts = [header(view.badge, [view.title, *([] if view.current else ["not the current session"])])]
     if view.rows:
-        name = f"{_CELL};width:1%;white-space:nowrap;{_QUIET}"
+        name = f"{CELL};width:1%;white-space:nowrap;{QUIET}"
         rows = (
-            _el(
+            el(
                 "tr",
-                _el("th", row.name, style=f"{name};font-weight:400", scope="row"),
-                _el("td", row.value, style=_CELL),
-                style=_ROW,
+                el("th", row.name, style=f"{name};font-weight:400", scope="row"),
+                el("td", row.value, style=CELL),
+                style=ROW,
             )
             for row in view.rows
         )
-        parts.append(_el("table", _el("tbody", *rows), style=_TABLE))
-    return _el("div", *parts, style=_CARD)
+        parts.append(el("table", el("tbody", *rows), style=TABLE))
+    return el("div", *parts, style=CARD)
 
 
 @_html.register
-def _(view: TasksView) -> _Html:
-    parts = [_quiet(view.title)]
+def _(view: TasksView) -> Html:
+    parts = [quiet(view.title)]
     if view.rows:
         rows = []
         for row in view.rows:
-            kind = _join([_el("code", row.kind, style=_MONO), *([" · background"] if row.background else [])])
-            indented = _el(
+            kind = join([el("code", row.kind, style=MONO), *([" · background"] if row.background else [])])
+            indented = el(
                 "span", "└ " if row.depth else "", kind, style=f"padding-left:{1.1 * max(0, row.depth - 1):.1f}em"
             )
             attempt = str(row.attempt) if row.attempt > 1 else ""
-            rows.append([f"{row.id}", indented, _badge(row.badge), row.phase or "", attempt, row.time, row.about])
-        parts.append(_table(["id", "kind", "status", "phase", "attempt", "time", ""], rows))
+            rows.append([f"{row.id}", indented, badge(row.badge), row.phase or "", attempt, row.time, row.about])
+        parts.append(table(["id", "kind", "status", "phase", "attempt", "time", ""], rows))
     if view.hidden:
-        parts.append(_quiet(f"and {view.hidden:,} more"))
-    return _el("div", *parts, style=_CARD)
+        parts.append(quiet(f"and {view.hidden:,} more"))
+    return el("div", *parts, style=CARD)
 
 
 @_html.register
-def _(view: TranscriptView) -> _Html:
-    parts = [_quiet(view.title)]
+def _(view: TranscriptView) -> Html:
+    parts = [quiet(view.title)]
     if view.earlier:
-        parts.append(_quiet(f"… {view.earlier:,} earlier"))
+        parts.append(quiet(f"… {view.earlier:,} earlier"))
     for entry in view.entries:
-        head = _el(
+        head = el(
             "div",
-            _el("strong", entry.who, style="font-weight:600"),
-            _el("span", " · ", _dots(entry.facts), style=_QUIET),
+            el("strong", entry.who, style="font-weight:600"),
+            el("span", " · ", dots(entry.facts), style=QUIET),
         )
         if entry.role in ("user", "assistant"):
-            body = _el("div", _Html(markdown.to_html(entry.text)))
+            body = el("div", Html(markdown.to_html(entry.text)))
         elif "\n" in entry.text or len(entry.text) > 200:
-            body = _pre(clip(clean_output(entry.text), STATIC_LIMIT, f"%durable show {entry.id}"))
+            body = pre(clip(clean_output(entry.text), STATIC_LIMIT, f"%durable show {entry.id}"))
         else:
-            body = _el("div", clean_output(entry.text), style=_QUIET)
+            body = el("div", clean_output(entry.text), style=QUIET)
         if entry.struck:
-            body = _el("del", body, style="text-decoration:line-through;opacity:.75")
-        parts.append(_el("div", head, body, style=f"border-top:1px solid {LINE};padding:.4em 0 0;margin:.4em 0 0"))
-    return _el("div", *parts, style=_CARD)
+            body = el("del", body, style="text-decoration:line-through;opacity:.75")
+        parts.append(el("div", head, body, style=f"border-top:1px solid {LINE};padding:.4em 0 0;margin:.4em 0 0"))
+    return el("div", *parts, style=CARD)
 
 
 # -- Markdown ------------------------------------------------------------------------------------------------------
