@@ -15,6 +15,7 @@ from testing.scenarios import ANSWER, FAST, ask, calls, model
 from pidurable_nb import (
     CompactionPolicy,
     Conversation,
+    Document,
     Extension,
     Harness,
     Registry,
@@ -25,7 +26,7 @@ from pidurable_nb import (
     tool,
 )
 from pidurable_nb.errors import DurableError
-from pidurable_nb.messages import ToolCall
+from pidurable_nb.messages import ToolCall, Usage
 from pidurable_nb.models import ModelRequest, Reply, ScriptedModel
 from pidurable_nb.testing import Stage, eventually
 
@@ -260,7 +261,117 @@ async def compacted_after_an_overflow(stage: Stage) -> Any:
         return await _read(root)
 
 
+def _using(**tokens: int) -> Any:
+    """Answers whose usage fills the context after these inputs."""
+
+    def answer(request: ModelRequest) -> Any:
+        return Reply("fine", usage=Usage(input_tokens=tokens.get(request.messages[-1].text, 10)))
+
+    return answer
+
+
+async def compacted_before_a_request(stage: Stage) -> Any:
+    """A run that waits for a compaction, since its context is above the threshold."""
+    harness = await Harness.open(stage.storage, models=_summariser(stage, _using(second=950)), settings=SMALL)
+    async with harness:
+        root = await harness.root()
+        for text, id in (("word " * 80, "first"), ("second", "second"), ("third", "third")):
+            await root.ask(text, request_id=id)
+        await root.wait_for_idle()
+        return await _read(root)
+
+
+async def compacted_in_the_background(stage: Stage) -> Any:
+    """A context near the threshold: a run starts a compaction and does not wait for it."""
+    harness = await Harness.open(stage.storage, models=_summariser(stage, _using(second=850)), settings=SMALL)
+    async with harness:
+        root = await harness.root()
+        for text, id in (("word " * 80, "first"), ("second", "second"), ("third", "third")):
+            await root.ask(text, request_id=id)
+        for task in await harness.tasks(kind="pi.compaction").list():
+            assert (await harness.wait_for_task(task.id)).background
+        return await _read(root)
+
+
+async def compaction_that_is_waited_for(stage: Stage) -> Any:
+    """A compaction in the background that the next run has to wait for, since the context is full by then."""
+
+    async def step(request: ModelRequest) -> Any:
+        stage.note("request")
+        if "<conversation>" in request.messages[-1].text:
+            await eventually(lambda: bool(stage.notes("blocked")), timeout=20)
+            return "what was said"
+        return _using(second=850, third=950)(request)
+
+    models = ScriptedModel(step, record=False, context_window=1000)
+    harness = await Harness.open(stage.storage, models=models, settings=SMALL)
+    async with harness:
+        root = await harness.root()
+        for text, id in (("word " * 80, "first"), ("second", "second"), ("third", "third")):
+            await root.ask(text, request_id=id)
+        fourth = await root.submit("fourth", request_id="fourth")
+
+        async def blocked() -> bool:
+            waiting = await harness.tasks(kind="pi.generation", status="waiting").list()
+            return bool(waiting) or (await fourth.status()).settled
+
+        await eventually(blocked, timeout=20)
+        stage.note("blocked")
+        await fourth.wait()
+        for task in await harness.tasks(kind="pi.compaction").list():
+            await harness.wait_for_task(task.id)
+        return await _read(root)
+
+
 async def _read(root: Conversation) -> list[str]:
     view = await root.view()
     assert view.live.compactions == ()
     return [message.text for message in (await root.context()).messages if message.role != "system"]
+
+
+# -- forks -----------------------------------------------------------------------------------------------------------
+
+
+class Said(Document, kind="test.said", scope="conversation", history="rewindable", fork="as_of"):
+    texts: list[str] = []
+
+
+async def forks(stage: Stage) -> Any:
+    """A fork and a revised input, each made unless it is there already, and a run in each branch."""
+    spoken = ScriptedModel(lambda request: _heard(stage, request), record=False)
+    harness = await Harness.open(stage.storage, models=spoken, settings=FAST)
+    async with harness:
+        root = await harness.root()
+        first, second = [await (await root.submit(text, request_id=text)).wait() for text in ("first", "second")]
+        assert first.answer is not None
+        assert second.entry is not None
+        async with root.commit() as tx:
+            said = await tx.doc(Said)
+            if not said.texts:
+                said.texts = ["root"]
+                await tx.append_entry("test.mark")
+        [mark] = [entry.id async for entry in root.entries() if entry.kind == "test.mark"]
+        made = {item.parent.at: item.id async for item in harness.conversations() if item.parent is not None}
+        fork = await (harness.conversation(made[mark]) if mark in made else root.fork(mark))
+        if first.answer in made:
+            revised = await harness.conversation(made[first.answer])
+        else:
+            revised, _ = await root.revise(second.entry, "otherwise")
+        assert fork is not None
+        assert revised is not None
+        await fork.ask("in the fork", request_id="fork")
+        async with fork.commit() as tx:
+            said = await tx.doc(Said)
+            if len(said.texts) == 1:
+                said.texts = [*said.texts, "fork"]
+        await harness.wait_for_idle()
+        documents = [await harness.snapshot(Said, conversation.id) for conversation in (root, fork, revised)]
+        return [
+            [[m.text for m in (await one.context()).messages] for one in (root, fork, revised)],
+            [None if document is None else document.texts for document in documents],
+        ]
+
+
+def _heard(stage: Stage, request: ModelRequest) -> Any:
+    stage.note("request")
+    return f"heard {request.messages[-1].text}"
