@@ -10,24 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bridge import Bridge, engine
-    from .chat import Answer, Chat, Turn, close, current, install, open, registry, sessions, use
+    from .chat import Chat
+    from .installed import install, registry
     from .kernels import ChildKernel, ChildRun
+    from .opened import close, current, sessions, use
+    from .opening import open
+    from .turns import Answer, Turn
 
 _HOME = {
-    "Answer": "chat",
+    "Answer": "turns",
     "Bridge": "bridge",
     "Chat": "chat",
     "ChildKernel": "kernels",
     "ChildRun": "kernels",
-    "Turn": "chat",
-    "close": "chat",
-    "current": "chat",
+    "Turn": "turns",
+    "close": "opened",
+    "current": "opened",
     "engine": "bridge",
-    "install": "chat",
-    "open": "chat",
-    "registry": "chat",
-    "sessions": "chat",
-    "use": "chat",
+    "install": "installed",
+    "open": "opening",
+    "registry": "installed",
+    "sessions": "opened",
+    "use": "opened",
 }
 
 __all__ = [

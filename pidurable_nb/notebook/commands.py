@@ -23,10 +23,13 @@ from ..agent.extension import Extension
 from ..agent.tool import Tool
 from ..errors import NotebookError
 from ..models import default_models
-from . import chat as sessions, frontend, kernels
-from .chat import Chat, Turn, _display
+from . import frontend, kernels, opened as sessions, opening
+from .chat import Chat
+from .displays import display
+from .installed import install
 from .interpolate import interpolate
 from .render import mimebundle, to_text
+from .turns import Turn
 from .view import AnswerView, StatusRow, StatusView, TextItem, View, clean_output, clock_time
 
 __all__ = ["COMMANDS", "Command", "complete", "help_text", "run_cell", "run_in_child", "run_line"]
@@ -237,7 +240,7 @@ def _ask(shell: Any, text: str, options: argparse.Namespace) -> None:
             return
     streamed = _Streamed(turn) if options.format == "text" and not live else None
     try:
-        chat.wait_for_cell(turn)
+        turn.wait_for_cell()
     finally:
         if streamed is not None:
             streamed.end()
@@ -391,7 +394,7 @@ def _installable(value: Any) -> bool:
     (("--as",), {"dest": "name", "metavar": "NAME", "help": "a name for %durable use"}),
 )
 def _open(shell: Any, options: argparse.Namespace) -> Chat:
-    return sessions.open(
+    return opening.open(
         options.path,
         model=options.model,
         instructions=options.instructions,
@@ -542,7 +545,7 @@ def _install(shell: Any, options: argparse.Namespace) -> None:
         hints = [hint for name in missing if (hint := _did_you_mean(name, usable))]
         hint = f" ({' '.join(hints)})" if hints else ""
         raise NotebookError(f"there is no {', '.join(missing)} in this notebook: run the cell that defines it{hint}")
-    sessions.install(*(names[name] for name in options.names))
+    install(*(names[name] for name in options.names))
     print(f"installed {', '.join(options.names)}")
 
 
@@ -597,7 +600,7 @@ def _kernel(shell: Any, options: argparse.Namespace) -> None:
 
 def show(view: View) -> None:
     if frontend.in_ipython():
-        _display(mimebundle(view))
+        display(mimebundle(view))
     else:
         print(to_text(view))
 

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from ..errors import NotebookError
-from . import chat as sessions, frontend
+from . import frontend, opened as sessions
+from .chat import Chat
 from .commands import TEXT, command, json_object, show
 
 
@@ -78,7 +79,7 @@ def _deny(shell: Any, options: argparse.Namespace) -> None:
     print(f"denied {call}; the model is told" + ("" if held is None else f" later: the session {held}"))
 
 
-def _waiting_call(chat: sessions.Chat, call: str | None) -> str:
+def _waiting_call(chat: Chat, call: str | None) -> str:
     if call is not None:
         return call
     waiting = [item.call for item in chat.approvals()]

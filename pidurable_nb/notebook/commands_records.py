@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ..errors import NotebookError
-from . import chat as sessions, frontend
+from . import frontend, opened as sessions
 from .commands import TEXT, command, show
 
 

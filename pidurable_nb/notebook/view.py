@@ -133,6 +133,12 @@ def clip(text: str, limit: int, where: str | None = None) -> str:
     return f"{text[:limit]}\n{rest}{f' ({where})' if where else ''}"
 
 
+def clip_line(text: str, limit: int = 60) -> str:
+    """A text on one line, cut after ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 

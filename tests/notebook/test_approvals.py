@@ -14,8 +14,9 @@ from pidurable_nb.errors import DurableError, NotebookError
 from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import Reply, ScriptedModel
 from pidurable_nb.notebook import commands
-from pidurable_nb.notebook.chat import Chat, Turn
+from pidurable_nb.notebook.chat import Chat
 from pidurable_nb.notebook.render import to_text
+from pidurable_nb.notebook.turns import Turn
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
 def asked(chat: Chat) -> Turn:
     """A turn that waits for a person: the waiting cell stops waiting and says so."""
     turn = chat.submit("pay", show=False)
-    chat.wait_for_cell(turn)
+    turn.wait_for_cell()
     assert turn.view.status == "waiting"
     return turn
 

@@ -28,7 +28,8 @@ from pidurable_nb.errors import (
 from pidurable_nb.messages import TextBlock, ToolCall
 from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
-from pidurable_nb.notebook import chat as chats
+from pidurable_nb.notebook import installed
+from pidurable_nb.notebook.holding import remedy
 
 
 def answer(request: ModelRequest) -> Reply | Hang:
@@ -52,8 +53,8 @@ def path(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "chat.sqlite"
     for chat in notebook.sessions():
         notebook.close(chat.name)
-    if chats.registry.snapshot().extension(chats.TOOLS) is not None:
-        notebook.registry.uninstall(chats.TOOLS)
+    if notebook.registry.snapshot().extension(installed.TOOLS) is not None:
+        notebook.registry.uninstall(installed.TOOLS)
 
 
 @pytest.fixture
@@ -250,7 +251,7 @@ def test_a_waiting_cell_stops_waiting_for_a_long_retry(path: Path, model: Script
     slow = Settings(retry=RetryPolicy(base_delay=300.0, max_delay=600.0))
     chat = notebook.open(path, model=model, settings=slow)
     turn = chat.submit("busy")
-    chat.wait_for_cell(turn)
+    turn.wait_for_cell()
     assert turn.view.status == "retrying"
     assert "503" in (turn.view.problem or "")
     chat.stop()
@@ -261,7 +262,7 @@ def test_a_waiting_cell_waits_through_a_short_retry(path: Path) -> None:
     quick = Settings(retry=RetryPolicy(base_delay=0.05, max_delay=0.1))
     chat = notebook.open(path, model=model, settings=quick)
     turn = chat.submit("try")
-    chat.wait_for_cell(turn)
+    turn.wait_for_cell()
     assert turn.result().text == "well"
     assert turn.view.attempt == 2
 
@@ -270,7 +271,7 @@ def test_a_waiting_cell_stops_waiting_for_a_provider_that_answers_later(path: Pa
     model = ScriptedModel([Hang()], name="scripted:later", deferred_poll_after=60.0)
     chat = notebook.open(path, model=model, settings=Settings(request=RequestOptions(deferred=True)))
     turn = chat.submit("later")
-    chat.wait_for_cell(turn)
+    turn.wait_for_cell()
     assert turn.view.status == "deferred"
     chat.stop()
 
@@ -306,7 +307,6 @@ def test_the_cell_says_why_it_stops_waiting_and_how_to_go_on(shell: Shell, path:
 
 
 def test_what_is_missing_is_one_list_with_one_remedy() -> None:
-    remedy = chats._remedy
     assert remedy([]) == ()
     assert remedy(["tool a"]) == ("tool `a`: run its cell, or `%durable resume`",)
     assert remedy(["tool a", "tool b"]) == ("tools `a`, `b`: run their cells, or `%durable resume`",)
