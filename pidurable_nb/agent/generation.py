@@ -53,7 +53,7 @@ from .runs import (
 )
 from .state import LiveDeferred, LiveGeneration, LiveRetry, LiveRun, LiveState, LiveTool, ProviderState
 from .streams import closing, error_message
-from .toolrun import Control, ToolInput, ToolOutcome, ToolTask
+from .toolrun import Control, ToolInput, ToolOutcome, ToolTask, result_of
 from .typed import OUTPUT_TOOL, declaration
 
 if TYPE_CHECKING:
@@ -657,12 +657,14 @@ async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
             tx.wait([id], following)
         return
     outcomes = await task.outcomes(phase.tasks)
-    results = [ToolOutcome.model_validate(o.result) for o in outcomes if o.status == "completed"]
+    results = [result for outcome in outcomes if (result := result_of(outcome)) is not None]
     agent: Agent = await task.agent()
-    for extension, hooks in agent.hooks(GenerationHooks):
-        if hooks.after_tools is not None:
+    looking = [(extension, hooks.after_tools) for extension, hooks in agent.hooks(GenerationHooks) if hooks.after_tools]
+    if looking:
+        finished = await _round(task, assistant.id, message.tool_calls, results)
+        for extension, hook in looking:
             try:
-                await call_hook(hooks.after_tools, message, results, hook_context(task))
+                await call_hook(hook, message, finished, hook_context(task))
             except Exception as error:
                 _reported(task, extension, "after_tools", error)
     controls: list[Control] = [result.control for result in results if result.control is not None]
@@ -688,6 +690,24 @@ async def _after_round(task: Run, phase: GenerationTask.Tools) -> None:
             tx._append("pi.system", conversation, [shown])
         await go_on(tx, conversation, task.settings)
         tx.complete()
+
+
+async def _round(
+    task: Run, assistant: EntryId, calls: Sequence[ToolCall], results: Sequence[ToolOutcome]
+) -> list[ToolOutcome]:
+    """The result of each call of a round as its entry has it, those of calls without a task included."""
+    known = {result.entry: result for result in results}
+    found: dict[str, ToolOutcome] = {}
+    for entry in (await _harness(task)._context(task.conversation_id)).entries:
+        if entry.id > assistant and entry.kind == "pi.tool-result":
+            message = entry.messages[0]
+            data = entry.data if isinstance(entry.data, dict) else {}
+            if message.role == "tool_result":
+                result = known.get(entry.id) or ToolOutcome(
+                    entry=entry.id, is_error=message.is_error, code=data.get("code"), details=message.details
+                )
+                found.setdefault(message.call_id, result.replaced(content=message.content))
+    return [found[call.id] for call in calls if call.id in found]
 
 
 # -- after the run ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 
 from ..errors import DurableError
 from ..messages import ContentBlock, ImageBlock, TextBlock, ToolResultMessage, Usage
-from ..records import EntryId, TaskId, TaskRecord, outcome_of_task
+from ..records import EntryId, Outcome, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
 from ..values import JsonValue, Value, check_json
@@ -86,6 +86,13 @@ class ToolOutcome(Value):
     def text(self) -> str:
         """The text of the content, joined by line breaks."""
         return "\n".join(block.text for block in self.content or () if block.type == "text")
+
+
+def result_of(outcome: Outcome) -> ToolOutcome | None:
+    """The result that a call ended with, also when it was stopped; ``None`` where no code of it gave one."""
+    if outcome.status not in ("completed", "aborted") or outcome.result is None:
+        return None
+    return ToolOutcome.model_validate(outcome.result)
 
 
 class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
@@ -215,8 +222,7 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
                         "extension_error", error, task=task.record, extension=extension, callback="on_abort"
                     )
         async with task.commit() as tx:
-            await _stage_result(tx, task.record, task.input, result, "aborted")
-            tx.aborted()
+            tx.aborted(result=await _stage_result(tx, task.record, task.input, result, "aborted"))
 
     @classmethod
     async def settle(cls, tx: TaskTx, record: TaskRecord) -> None:
@@ -538,8 +544,9 @@ class NestedCalls:
             known = await self._created(key, wanted)
         ended = await run.wait_for_task(known)
         outcome = outcome_of_task(ended)
-        if outcome is not None and outcome.status == "completed":
-            return ToolOutcome.model_validate(outcome.result)
+        found = None if outcome is None else result_of(outcome)
+        if found is not None:
+            return found
         if outcome is None or outcome.status in ("aborted", "orphaned"):
             return ToolOutcome(content=[TextBlock("The nested call was aborted.")], is_error=True, code="aborted")
         why = f": {outcome.error.message}" if outcome.status in ("failed", "faulted") else "."

@@ -137,9 +137,10 @@ class TaskTx(Tx):
         """End as failed, by the task's own decision."""
         self._change("outcome", Failed(error=ErrorInfo(message, check_json(detail, "the error's detail"))))
 
-    def aborted(self, reason: str | None = None) -> None:
-        """End as aborted."""
-        self._change("outcome", Aborted(reason=reason))
+    def aborted(self, reason: str | None = None, *, result: Any = None) -> None:
+        """End as aborted; ``result`` is what there is of one, in the task's result type."""
+        stored = None if result is None else self._run.definition.dump_result(result)
+        self._change("outcome", Aborted(reason=reason, result=stored))
 
     async def create_task(self, task: Any, input: Any, **options: Any) -> TaskId:
         """As ``Tx.create_task``. An abort handler cannot create work that its own task owns."""

@@ -708,7 +708,7 @@ async def test_after_tools_sees_a_finished_round_and_a_raise_is_reported() -> No
     chat.install(work, hooks=[GenerationHooks(after_tools=look)])
     async with chat.open() as (_, root):
         await root.ask("hi")
-        assert seen == [(["work", "missing"], [False])]
+        assert seen == [(["work", "missing"], [False, True])]
         assert chat.reported() == [("extension_error", "after_tools")]
 
 

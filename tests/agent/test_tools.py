@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pidurable_nb import (
     Block,
     Extension,
+    GenerationHooks,
     Harness,
     LiveState,
     ProgressPolicy,
@@ -1078,7 +1079,7 @@ async def test_a_nested_call_that_is_stopped_faults_or_is_denied_is_an_error_for
         [message] = await results(root)
         assert message.text.splitlines() == [
             "tool_error: The nested call failed: LookupError: a bug of ours",
-            "aborted: The nested call was aborted.",
+            "aborted: The call was aborted.",
             "blocked: A person denied the call: no",
         ]
         assert ran == ["slow"]
@@ -1273,6 +1274,46 @@ async def test_on_abort_may_replace_the_aborted_result_and_a_raise_is_reported()
         assert message.text == "[The call was aborted.\nOutput so far:\nso far]"
         assert await codes(root) == ["aborted"]
         assert chat.reported() == [("extension_error", "on_abort")]
+
+
+@bounded
+async def test_what_on_abort_makes_of_a_nested_call_reaches_its_caller_and_after_tools_sees_stopped_calls() -> None:
+    """Section 10, ``on_abort`` and ``after_tools``; section 12, nested calls."""
+    entered = asyncio.Event()
+    rounds: list[list[str]] = []
+
+    @tool
+    async def slow() -> None:
+        entered.set()
+        await forever()
+
+    @tool
+    async def outer(ctx: ToolContext) -> str:
+        result = await ctx.call_tool("slow")
+        return f"{result.code} {result.is_error}: {result.text} {result.details}"
+
+    def replace(info: Any, _result: Any, _ctx: Any) -> Any:
+        return ToolResult(f"stopped {info.name}", is_error=True, details={"parent": info.parent is not None})
+
+    def look(_message: Any, found: Any, _ctx: Any) -> None:
+        rounds.append([f"{result.code}: {result.text}" for result in found])
+
+    chat = Chat(calls("outer"), calls("absent", "slow"), "done")
+    chat.install(outer, slow, hooks=[ToolHooks(on_abort=replace), GenerationHooks(after_tools=look)])
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        for name in ("nested", "of the model"):
+            await entered.wait()
+            entered.clear()
+            [task] = [t async for t in harness.tasks(kind="pi.tool", status="running") if t.input["name"] == "slow"]
+            assert await harness.abort_task(task.id) == "marked", name
+        assert (await submission.wait()).status == "done"
+        told = "aborted True: stopped slow {'parent': True}"
+        assert rounds == [
+            [f"None: {told}"],
+            ["tool_unavailable: There is no tool named 'absent' here.", "aborted: stopped slow"],
+        ]
+        assert [message.text for message in await results(root)][::2] == [told, "stopped slow"]
 
 
 @bounded
