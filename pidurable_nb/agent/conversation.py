@@ -310,7 +310,9 @@ class Conversation:
     async def retry(self, *, request_id: str | None = None) -> Submission:
         """Go on after a run that ended without an answer, on the transcript as it stands (engine.md, section 9).
 
-        Raises ``ConversationBusy`` while a run is going on, and ``DurableError`` when no run has failed.
+        It is the same run to the limits: its turns and what it spent count on, so that one that a limit ended goes on
+        only after the limit was raised. Raises ``ConversationBusy`` while a run is going on, and ``DurableError`` when
+        no run has failed.
         """
         harness = self._harness
         harness._implied_resume()
@@ -334,8 +336,10 @@ class Conversation:
                         digest=digest,
                     )
                 )
-                failure = live.run_failure
-                await start_run(tx, self.id, [found], failure.first, failure.output)
+                failed = live.run_failure
+                await start_run(
+                    tx, self.id, [found], failed.first, failed.output, turns=failed.turns, spent=failed.spent
+                )
         return Submission(harness, found, self.id)
 
     async def decide(

@@ -22,13 +22,16 @@ async def start_run(
     inputs: Sequence[SubmissionId],
     first: EntryId,
     output: OutputSpec | None = None,
+    *,
+    turns: int = 0,
+    spent: Usage | None = None,
 ) -> TaskId:
-    """Start a run: a generation task, shown in ``pi.live``."""
+    """Start a run: a generation task, shown in ``pi.live``. A retry brings what its run has used of the limits."""
     from .generation import GenerationTask
 
     task = await tx.create_task(GenerationTask, None, conversation=conversation)
     live = await tx.doc(LiveState, conversation)
-    live.run = LiveRun(task=task, inputs=tuple(inputs), first=first, output=output)
+    live.run = LiveRun(task=task, inputs=tuple(inputs), first=first, output=output, turns=turns, spent=spent or Usage())
     live.generation = None
     live.tools = ()
     live.run_failure = None
@@ -195,7 +198,9 @@ async def end_failed(
     else:
         await place_writes(tx, conversation, await tx.doc(InboxState, conversation))
     if run is not None and not run.after_run:
-        live.run_failure = RunFailure(reason=reason, detail=detail, first=run.first, output=run.output)
+        live.run_failure = RunFailure(
+            reason=reason, detail=detail, first=run.first, output=run.output, turns=run.turns, spent=run.spent
+        )
 
 
 async def withdraw_inputs(tx: Tx, conversation: ConversationId, reason: str) -> None:

@@ -116,12 +116,15 @@ class LiveCompaction(Value):
 
 
 class RunFailure(Value):
-    """Why the last run ended without an answer, and where its history starts; ``output`` is what a retry asks for."""
+    """Why the last run ended without an answer, and what a retry goes on from: its first entry, the form of its answer,
+    its finished turns and what it spent."""
 
     reason: str
     first: EntryId
     detail: JsonValue = None
     output: OutputSpec | None = None
+    turns: int = 0
+    spent: Usage = Field(default_factory=Usage)
 
 
 class CompactionFailure(Value):

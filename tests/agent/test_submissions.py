@@ -483,7 +483,12 @@ async def test_a_limit_ends_the_run_before_the_request_that_would_exceed_it(limi
         assert len(chat.model.requests) == 1
         assert words in record.detail["message"]
         assert "spent: " in record.detail["message"]
-        chat.settings = Settings()
+        # A retry goes on with the run, and so with what it has used (section 9).
+        refused = await (await root.retry()).wait()
+        assert (refused.reason, refused.detail) == ("limit", record.detail)
+        assert len(chat.model.requests) == 1
+        raised = {name: value and value * 2 for name, value in limits}
+        chat.settings = Settings(limits=RunLimits(**raised))
         again = await (await root.retry()).wait()
         assert again.status == "done"
 
@@ -509,6 +514,32 @@ async def test_the_limit_of_the_session_counts_every_conversation_and_holds_unti
         assert (await (await root.retry(request_id="1")).wait()) == again  # the same request is the same submission
         assert (await (await root.retry(request_id="2")).wait()).status == "done"
         assert (await live(harness, root)).run_failure is None
+
+
+@bounded
+async def test_a_retry_counts_on_whatever_ended_the_run_and_the_next_input_starts_from_nothing() -> None:
+    """Section 9, limits: a run goes on with its turns and with what it spent."""
+
+    @tool
+    async def work() -> str:
+        return "worked"
+
+    spent = Usage(input_tokens=10, cost=0.25)
+    gate = Gate(Reply("done", usage=spent))
+    chat = Chat(Reply(tool_calls=calls("work").tool_calls, usage=spent), Reply(error="400", usage=spent), gate, gate)
+    chat.install(work)
+    async with chat.open() as (harness, root):
+        assert (await (await root.submit("hi")).wait()).reason == "model_error"
+        for turns, tokens in ((1, 20), (0, 0)):
+            submission = await (root.retry() if turns else root.submit("next"))
+            await gate.reached.wait()
+            run = (await live(harness, root)).run
+            assert run is not None
+            assert (run.turns, run.spent.total_tokens) == (turns, tokens)
+            gate.open.set()
+            assert (await submission.wait()).status == "done"
+            gate.reached.clear()
+            gate.open.clear()
 
 
 @bounded
