@@ -20,6 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from ..errors import InvalidValue, RegistryError
 from ..messages import ContentBlock, ToolDeclaration, Usage
 from ..values import JsonValue, check_json
+from .schemas import schema_checker
 from .state import Diagnostic
 
 Replay: TypeAlias = Literal["safe", "unsafe"]
@@ -70,16 +71,18 @@ class ToolResult:
         return "\n".join(block.text for block in self.content if block.type == "text")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, repr=False)
 class Tool:
     """A tool. ``execute`` gets the arguments, and the context when it has a second parameter or one named ``ctx``.
 
-    ``parameters`` is a JSON Schema of an object, or a pydantic model that then validates the arguments and is handed to
-    ``execute``. ``replay`` is ``safe`` when running it twice does no harm; ``execution`` ``sequential`` makes its whole
-    round run one call after the other; ``approval`` is true, or a predicate of the arguments, when a person must agree;
-    ``in_kernel`` runs it on the kernel's main thread; ``prepare_arguments`` repairs arguments before validation;
-    ``structured`` is the type of structured results; ``callers`` says who may call it; ``deferred`` leaves it out of
-    what the model is offered until a control adds it.
+    ``parameters`` is a JSON Schema of an object, which the arguments have to fit, or a pydantic model that validates
+    them and is handed to ``execute``. ``replay`` is ``safe`` when running it twice does no harm; ``execution``
+    ``sequential`` makes its whole round run one call after the other; ``approval`` is true, or a predicate of the
+    arguments, when a person must agree; ``in_kernel`` runs it on the kernel's main thread; ``prepare_arguments``
+    repairs arguments before validation; ``structured`` is the type of structured results; ``callers`` says who may
+    call it; ``deferred`` leaves it out of what the model is offered until a control adds it.
+
+    To ``help`` and ``inspect`` a tool is the function behind it.
     """
 
     name: str
@@ -99,6 +102,7 @@ class Tool:
     in_kernel: bool = field(default=False, kw_only=True)
     function: Callable[..., Any] | None = field(default=None, kw_only=True, repr=False)
     _declared: ToolDeclaration | None = field(default=None, init=False, repr=False, compare=False)
+    _checker: Callable[[Any], str | None] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -115,6 +119,16 @@ class Tool:
                 raise RegistryError(f"the tool {self.name} has {option}={value!r}; it is one of {', '.join(allowed)}")
         if not isinstance(self.approval, bool) and not callable(self.approval):
             raise RegistryError(f"the tool {self.name} has approval={self.approval!r}; it is True or a predicate")
+        called = self.function or self.execute
+        object.__setattr__(self, "__wrapped__", called)  # whose signature and source are shown
+        object.__setattr__(self, "__doc__", inspect.getdoc(called) if self.function else self.description or None)
+
+    def __repr__(self) -> str:
+        try:
+            signature = str(inspect.signature(self.function or self.execute))
+        except ValueError:  # some builtins have none
+            signature = "(…)"
+        return f"<Tool {self.name}{signature}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function behind the tool, as Python code does."""
@@ -134,7 +148,11 @@ class Tool:
         return self._declared
 
     def validate(self, arguments: Any) -> dict[str, JsonValue]:
-        """The arguments in their checked JSON form. Raises ``ValueError`` with a message for the model."""
+        """The arguments in their checked JSON form. Raises ``ValueError`` with a message for the model.
+
+        The first check against a schema written by hand loads the library for it, which takes a moment. Raises
+        ``RegistryError`` when it is no JSON Schema.
+        """
         if not isinstance(arguments, dict):
             raise ValueError(f"the arguments must be a JSON object, not {type(arguments).__name__}")
         if isinstance(self.parameters, type):
@@ -143,15 +161,21 @@ class Tool:
             except ValidationError as error:
                 raise ValueError(explain(error)) from None
             arguments = checked.model_dump(mode="json", exclude_unset=True, by_alias=True)
-        else:
-            missing = [name for name in self.parameters.get("required", ()) if name not in arguments]
-            if missing:
-                raise ValueError(f"missing: {', '.join(missing)}")
         try:
             stored: dict[str, JsonValue] = check_json(arguments, "the arguments")
         except InvalidValue as error:
             raise ValueError(str(error)) from None
+        if not isinstance(self.parameters, type):
+            misfits = self._misfits(stored)
+            if misfits is not None:
+                raise ValueError(misfits)
         return stored
+
+    def _misfits(self, arguments: dict[str, JsonValue]) -> str | None:
+        if self._checker is None:
+            object.__setattr__(self, "_checker", schema_checker(self.declaration.parameters, self.name))
+        assert self._checker is not None
+        return self._checker(arguments)
 
     def load(self, arguments: dict[str, JsonValue]) -> Any:
         """What ``execute`` gets: the model's instance, or the mapping."""
@@ -217,16 +241,42 @@ def tool(
     approval: bool | Callable[[dict[str, Any]], bool] = False,
     in_kernel: bool = False,
 ) -> Callable[[F], Tool]: ...
-def tool(function: Any = None, /, *, name: str | None = None, description: str | None = None, **options: Any) -> Any:
+def tool(
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    replay: Replay = "unsafe",
+    execution: Literal["parallel", "sequential"] = "parallel",
+    output_limits: OutputLimits | None = None,
+    callers: Literal["model", "tools", "both"] = "both",
+    deferred: bool = False,
+    prepare_arguments: Callable[[Any], Any] | None = None,
+    structured: Any = None,
+    approval: bool | Callable[[dict[str, Any]], bool] = False,
+    in_kernel: bool = False,
+) -> Any:
     """Make a tool of a function: ``@tool`` or ``@tool(replay="safe")``; the options are those of ``Tool``.
 
     A coroutine function runs on the engine's loop, a plain function in a worker thread. Calling the result calls the
     function. Raises ``RegistryError`` for a signature that no JSON object can fill.
     """
-    frame = sys._getframe(1)
+    names = sys._getframe(1).f_locals
+    options: dict[str, Any] = {
+        "replay": replay,
+        "execution": execution,
+        "output_limits": output_limits or OutputLimits(),
+        "callers": callers,
+        "deferred": deferred,
+        "prepare_arguments": prepare_arguments,
+        "structured": structured,
+        "approval": approval,
+        "in_kernel": in_kernel,
+    }
 
     def make(function: Callable[..., Any]) -> Tool:
-        return _from_function(function, name, description, frame.f_locals, options)
+        return _from_function(function, name, description, names, options)
 
     return make(function) if function is not None else make
 
@@ -273,8 +323,6 @@ def _from_function(
 
         execute = call_async
     execute.__name__ = execute.__qualname__ = label  # what errors about the call name
-    if options.get("output_limits") is None:
-        options = {key: value for key, value in options.items() if key != "output_limits"}
     return Tool(
         name=label,
         description=description if description is not None else inspect.getdoc(function) or "",

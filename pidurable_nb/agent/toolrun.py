@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from ..errors import DurableError
+from ..errors import DurableError, RegistryError
 from ..messages import ContentBlock, ImageBlock, TextBlock, ToolResultMessage, Usage
 from ..records import EntryId, Outcome, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
@@ -110,8 +110,10 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
             try:
                 if tool.prepare_arguments is not None:
                     arguments = tool.prepare_arguments(arguments)
-                arguments = tool.validate(arguments)
+                arguments = await _validated(tool, arguments)
             except Exception as error:
+                if isinstance(error, RegistryError):  # the tool's fault: its author hears of it
+                    task.report(error)
                 await finish(task, error_result(f"Invalid arguments for {call.name}: {error}"), "invalid_arguments")
                 return
             for extension, hooks in agent.hooks(ToolHooks):
@@ -130,7 +132,7 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
                     return
                 if isinstance(decision, Replace):
                     try:
-                        arguments = tool.validate(decision.arguments)
+                        arguments = await _validated(tool, decision.arguments)
                     except ValueError as error:
                         text = f"Invalid arguments for {call.name}: {error}"
                         await finish(task, error_result(text), "invalid_arguments")
@@ -164,7 +166,8 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
                 await finish(task, error_result(f"A person denied the call{note}"), "blocked")
             else:
                 try:
-                    arguments = tool.validate(self.arguments if decision.arguments is None else decision.arguments)
+                    wanted = self.arguments if decision.arguments is None else decision.arguments
+                    arguments = await _validated(tool, wanted)
                 except ValueError as error:
                     text = f"Invalid arguments for {task.input.name}: {error}"
                     await finish(task, error_result(text), "invalid_arguments")
@@ -241,6 +244,13 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
         else:
             text, code = "The call was aborted; its code is not installed here.", "aborted"
         await _stage_result(tx, record, ToolInput.model_validate(record.input), error_result(text), code)
+
+
+async def _validated(tool: Tool, arguments: Any) -> dict[str, JsonValue]:
+    """As ``Tool.validate``; a schema written by hand is checked beside the loop, since that may take a moment."""
+    if isinstance(tool.parameters, type):
+        return tool.validate(arguments)
+    return await asyncio.to_thread(tool.validate, arguments)
 
 
 def _needs_approval(task: TaskRun[Any, Any], tool: Tool, arguments: dict[str, JsonValue]) -> bool:
