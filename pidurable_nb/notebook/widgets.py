@@ -8,7 +8,9 @@ always the last. Text that grows costs what was added (notebook.md, "Live widget
 
 What a page sends: ``{"ask": "state", "seq": n}`` once at its start and whenever it missed a number, answered by the
 publisher with ``{"seq": n, "now": seconds}`` and, where the page is behind, ``"view"`` with the whole value; and
-``{"do": NAME}`` for a pressed button. Handlers may run on any thread and only hand work on.
+``{"do": NAME, "press": ID, ...}`` for a pressed button. The publisher says ``{"heard": ID}`` to every press, and
+``{"heard": ID, "done": VALUE}`` or ``{"heard": ID, "error": WORDS}`` where it has a result, so that a page knows when
+nobody hears it. A page may say a press again: it counts once. Handlers may run on any thread and only hand work on.
 
 A widget that has *finished* also says ``{"static": {"id": MODEL, "data": BUNDLE}}``, in a message and from then on in
 ``state``: the page puts the static form in its place, and answers ``{"do": "close"}`` when no view of it is left. So
@@ -19,12 +21,15 @@ form.
 from __future__ import annotations
 
 import base64
+import contextvars
 import gzip
 import hashlib
 import logging
 import re
 import threading
 import time
+import uuid
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +48,9 @@ _STATIC = Path(__file__).parent / "static"
 
 INTERVAL = 0.1
 """Seconds between two messages of one widget."""
+
+REMEMBERED = 256
+"""Presses of a widget that are known again."""
 
 
 # -- the page's side -----------------------------------------------------------------------------------------------
@@ -140,7 +148,7 @@ class Publisher:
                 self._sending = widget
                 widget.published_at = self._clock()
             try:
-                widget.publish()
+                widget.context.run(widget.publish)
             except Exception:
                 # A page that is gone or a socket that is closed ends the show, never the work that it shows.
                 _log.warning("a live display could not be updated; run its cell again to see it", exc_info=True)
@@ -178,17 +186,25 @@ class LiveWidget(anywidget.AnyWidget):
     """The Python side of a live widget: ``state`` is ``{"seq": n, "view": value}``, the present."""
 
     state = traitlets.Dict().tag(sync=True)
+    comm_id = traitlets.Unicode(help="its address, for a page that speaks past its comm").tag(sync=True)
 
     def __init__(self, value: dict[str, Any], *, publish: Publisher | None = None) -> None:
         self.published_at = float("-inf")
+        self.context = contextvars.copy_context()
+        """Where it was made. ipykernel has what a page says go where the last message to it came from: said in the
+        context of a cell, that is the kernel's main shell; elsewhere it may be a subshell which JupyterLab has deleted
+        since, as it does at a reload, and every button would be deaf."""
         self._publish = publish if publish is not None else publisher()
         self._present_lock = threading.Lock()
         self._next_value: Callable[[], dict[str, Any]] | None = None
         self._asked: list[int] = []
         self._static: dict[str, str] | None = None
         self._said: list[dict[str, Any]] = []
+        self._traits_due: list[Any] = []
+        self._presses: deque[str] = deque(maxlen=REMEMBERED)
         self._actions: dict[str, list[Callable[[dict[str, Any]], None]]] = {}
-        super().__init__(state={"seq": 0, "view": value})
+        address = uuid.uuid4().hex
+        super().__init__(state={"seq": 0, "view": value}, comm_id=address, model_id=address)
         self.on_msg(self._hear)
 
     def notify_change(self, change: Any) -> None:
@@ -197,6 +213,14 @@ class LiveWidget(anywidget.AnyWidget):
             traitlets.HasTraits.notify_change(self, change)
         else:
             super().notify_change(change)
+
+    def send_state(self, key: Any = None) -> None:
+        """Have traits sent by the publisher, as all else that a page hears; before it is open they are part of that."""
+        if self.comm is None:
+            return
+        with self._present_lock:
+            self._traits_due.append(key)
+        self._publish.wake(self)
 
     def present(self, make: Callable[[], dict[str, Any]]) -> None:
         """Have ``make()`` shown. It runs on the publisher's thread, and not at all when a later one replaces it."""
@@ -230,9 +254,14 @@ class LiveWidget(anywidget.AnyWidget):
     def on_action(self, name: str, callback: Callable[[dict[str, Any]], None]) -> None:
         """Have ``callback`` called with the page's message ``{"do": NAME, …}``, on whichever thread hears of it.
 
-        Nothing in the message is to be trusted.
+        Nothing in the message is to be trusted. The page is told that it was heard; ``answer`` tells it more.
         """
         self._actions.setdefault(name, []).append(callback)
+
+    def answer(self, message: dict[str, Any], *, done: Any = None, error: str | None = None) -> None:
+        """Tell the page what became of its press: that it is done, with a JSON value, or why not. From any thread."""
+        if isinstance(press := message.get("press"), str):
+            self.say({"heard": press, "done": done} if error is None else {"heard": press, "error": error})
 
     def publish(self) -> None:
         """Send the difference to what was sent last, and the whole to who asked. Only the publisher calls this."""
@@ -240,6 +269,7 @@ class LiveWidget(anywidget.AnyWidget):
             make, self._next_value = self._next_value, None
             asked, self._asked = self._asked, []
             said, self._said = self._said, []
+            traits, self._traits_due = self._traits_due, []
             static = self._static
         seq, value = self.state["seq"], self.state["view"]
         if make is not None:
@@ -249,6 +279,8 @@ class LiveWidget(anywidget.AnyWidget):
                 # The present first: a page that asks from now on gets what the message is about to say.
                 self.state = {"seq": seq, "view": value}
                 self.send({"seq": seq, "ops": ops})
+        for key in traits:
+            super().send_state(key)
         for content in said:
             self.send(content)
         if asked:
@@ -274,7 +306,15 @@ class LiveWidget(anywidget.AnyWidget):
             if self._static is not None:
                 self.close()
             return
-        for callback in self._actions.get(str(content.get("do")), ()):
+        callbacks = self._actions.get(str(content.get("do")), ())
+        if callbacks and isinstance(press := content.get("press"), str):
+            with self._present_lock:
+                known = press in self._presses
+                self._presses.append(press)
+            self.say({"heard": press})
+            if known:
+                return
+        for callback in callbacks:
             callback(content)
 
 
@@ -285,7 +325,7 @@ class AnswerWidget(LiveWidget):
     form of the view at the moment of the display; whoever displays the widget calls ``finish`` when nothing more comes.
     """
 
-    _esm = packed(esm("markdown.js", "live.js", "parts.js", "answer.js"))
+    _esm = packed(esm("markdown.js", "live.js", "parts.js", "items.js", "answer.js"))
     _css = _css("base.css", "answer.css")
 
     def __init__(self, view: AnswerView, *, publish: Publisher | None = None) -> None:

@@ -191,14 +191,6 @@ class Lab:
         with opener.open(self.url + path, timeout=10) as answer:
             return json.load(answer)
 
-    def lost_messages(self) -> bool:
-        """Whether a kernel has dropped what a page sent to it.
-
-        After a reload JupyterLab 4.6 now and then speaks to a subshell of the kernel that it has deleted; ipykernel
-        7.4 drops that (its issue 1557), and no button of any widget works until the next reload.
-        """
-        return "Unknown subshell_id" in self._log.read_text(errors="replace")
-
     def write(self, name: str, cells: Sequence[str]) -> Path:
         """Write a notebook of these code cells into the server's directory."""
         return write_notebook(self.root / name, cells)

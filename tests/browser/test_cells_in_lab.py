@@ -151,7 +151,7 @@ def test_a_reloaded_page_goes_on_live_and_ends_with_the_static_form(lab: Lab) ->
         notebook.run_cell(4)
         return notebook.text(4)
 
-    until("the widgets are closed", lambda: widgets_left() == "0" or lab.lost_messages(), every=0.3)
+    until("the widgets are closed", lambda: widgets_left() == "0", every=0.3)
 
     # An answer that ends while nobody looks is there for the page that comes.
     notebook.set_source(2, ask(LONG, "--again"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from pidurable_nb import patch
 from pidurable_nb.notebook import widgets
@@ -370,8 +370,10 @@ def test_stop_keeps_the_focus_says_so_and_is_sent_once(page: Page) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Stop"
     page.keyboard.press("Enter")
     page.keyboard.press("Enter")
-    assert [message for message in sent(page, "a") if "do" in message] == [{"do": "stop"}]
+    (press,) = [message for message in sent(page, "a") if "do" in message]
+    assert press["do"] == "stop"
     assert "stop is asked for…" in page.inner_text("#a .pd-footer")
+    send(page, "a", {"heard": press["press"]})
     next(steps)
     assert page.evaluate("document.activeElement.textContent") == "Stop"
     stopped = views[-1].replaced(status="aborted", reason="aborted", can_stop=False, ended_at=START + 2)
@@ -379,6 +381,43 @@ def test_stop_keeps_the_focus_says_so_and_is_sent_once(page: Page) -> None:
         pass
     assert "stop is asked for" not in page.inner_text("#a")
     assert page.inner_text("#a .pd-badge") == "stopped"
+
+
+def test_a_press_that_nobody_hears_says_what_to_do_and_can_be_repeated(page: Page) -> None:
+    show_live(page, "a", says("Hello"))
+    stop = page.get_by_role("button", name="Stop this answer")
+    stop.click()
+    said = page.locator("#a .pd-asked")
+    expect(said).to_have_text("nobody heard that: reload the page, or run %durable stop", timeout=10_000)
+    assert said.locator("code").inner_text() == "%durable stop"
+    stop.click()
+    expect(said).to_have_text("stop is asked for…")
+    first, second = [message["press"] for message in sent(page, "a") if "do" in message]
+    assert first != second
+    send(page, "a", {"heard": second})
+    page.wait_for_timeout(2500)  # longer than it takes to be late
+    expect(said).to_have_text("stop is asked for…")
+
+
+def test_a_press_waits_for_a_running_cell_and_says_so(page: Page) -> None:
+    show_live(page, "a", says("Hello"), kernel={"status": "busy"})
+    page.get_by_role("button", name="Stop this answer").click()
+    said = page.locator("#a .pd-asked")
+    expect(said).to_contain_text("it has to wait while a cell runs", timeout=10_000)
+    (press,) = [message["press"] for message in sent(page, "a") if "do" in message]
+    send(page, "a", {"heard": press})
+    expect(said).to_have_text("stop is asked for…")
+
+
+def test_what_a_subshell_swallows_is_said_again_past_it(page: Page) -> None:
+    show_live(page, "a", says("Hello"), kernel={"status": "idle", "supportsSubshells": True, "clientId": "page"})
+    page.get_by_role("button", name="Stop this answer").click()
+    page.wait_for_function("models.a.past.length > 0", timeout=10_000)
+    (press,) = [message for message in sent(page, "a") if "do" in message]
+    (message,) = page.evaluate("models.a.past")
+    assert message["content"] == {"comm_id": "address", "data": {"method": "custom", "content": press}}
+    assert (message["channel"], message["header"]["msg_type"]) == ("shell", "comm_msg")
+    assert "subshell_id" not in message["header"]
 
 
 def test_folding_by_the_keyboard_survives_updates(page: Page) -> None:

@@ -391,8 +391,14 @@ CARDS: dict[str, View] = {
 
 HARNESS = """
 class FakeModel {
-  constructor(state) { this.state = state; this.sent = []; this.heard = {}; }
-  get(name) { return name === "state" ? this.state : undefined; }
+  constructor(state, kernel) {
+    Object.assign(this, { state, sent: [], past: [], heard: {} });
+    const signal = { connect() {}, disconnect() {} };
+    const sendShellMessage = (message) => this.past.push(structuredClone(message));
+    if (kernel) kernel = { ...kernel, sendShellMessage, statusChanged: signal, disposed: signal };
+    this.widget_manager = { kernel };
+  }
+  get(name) { return { state: this.state, comm_id: "address" }[name]; }
   set() {}
   on(name, listener) { (this.heard[name] ??= new Set()).add(listener); }
   off(name, listener) { this.heard[name]?.delete(listener); }
@@ -400,10 +406,10 @@ class FakeModel {
   emit(content) { for (const listener of this.heard["msg:custom"] ?? []) listener(structuredClone(content)); }
 }
 window.models = {};
-window.show = async (name, view, title = null) => {
+window.show = async (name, view, title = null, kernel = null) => {
   const source = () => URL.createObjectURL(new Blob([window.esm], { type: "text/javascript" }));
   const module = await (window.module ??= import(source()));
-  const model = (window.models[name] = new FakeModel({ seq: 0, view }));
+  const model = (window.models[name] = new FakeModel({ seq: 0, view }, kernel));
   const definition = await module.default();
   await definition.initialize({ model });
   const host = document.createElement("div");
@@ -475,10 +481,13 @@ def browser_page(
         page.close()
 
 
-def show_live(page: Page, name: str, view: AnswerView, *, caption: bool = False) -> None:
-    """Render ``view`` in the page as a live widget with the id ``name``."""
+def show_live(
+    page: Page, name: str, view: AnswerView, *, caption: bool = False, kernel: dict[str, Any] | None = None
+) -> None:
+    """Render ``view`` in the page as a live widget with the id ``name``; ``kernel`` is what the page knows of it."""
     page.evaluate(
-        "([name, view, title]) => window.show(name, view, title)", [name, view.wire(), name if caption else None]
+        "([name, view, title, kernel]) => window.show(name, view, title, kernel)",
+        [name, view.wire(), name if caption else None, kernel],
     )
 
 

@@ -124,6 +124,7 @@ def test_a_page_that_reloads_gets_the_present(publish: Publisher) -> None:
     widget.show(says("b"))
     assert widget.flush()
     widget._handle_msg({"content": {"data": {"method": "request_state"}}, "buffers": []})
+    assert widget.flush()
     assert wire(widget).messages[-1]["data"]["state"]["state"] == {"seq": 1, "view": says("b").wire()}
 
 
@@ -247,6 +248,34 @@ def test_an_action_gets_what_the_page_said_and_is_answered_beside_the_present(pu
     assert custom(widget)[-1] == {"detail": 4}
 
 
+def test_every_press_is_answered_and_counts_once(publish: Publisher) -> None:
+    widget = AnswerWidget(says("a", can_stop=True), publish=publish)
+    pressed: list[dict[str, Any]] = []
+    widget.on_action("decide", pressed.append)
+    press = {"do": "decide", "press": "p-1", "call": "c1"}
+    hear(widget, press)
+    hear(widget, press)
+    assert widget.flush()
+    assert pressed == [press]
+    assert custom(widget) == [{"heard": "p-1"}, {"heard": "p-1"}]
+
+    widget.answer(press, done={"entry": 3})
+    widget.answer(press, error="no call waits")
+    widget.answer({"do": "decide"}, done=1)
+    assert widget.flush()
+    assert custom(widget)[2:] == [{"heard": "p-1", "done": {"entry": 3}}, {"heard": "p-1", "error": "no call waits"}]
+
+    hear(widget, {"do": "nothing", "press": "p-2"})
+    hear(widget, {"do": "decide", "press": 7})
+    assert widget.flush()
+    assert len(custom(widget)) == 4  # only what does something is answered, and a press without a name is not
+
+
+def test_a_page_knows_the_address_of_its_widget(publish: Publisher) -> None:
+    widget = AnswerWidget(says("a"), publish=publish)
+    assert wire(widget).messages[0]["data"]["state"]["comm_id"] == widget.model_id == wire(widget).comm_id
+
+
 def test_the_saved_display_is_readable_without_widgets(publish: Publisher) -> None:
     done = AnswerView(status="done", items=(TextItem(key="x", text="It is **Paris**."),))
     data, _metadata = AnswerWidget(done, publish=publish)._repr_mimebundle_()
@@ -311,7 +340,7 @@ def test_a_finished_widget_hands_its_static_form_to_every_page_and_ends_when_non
 
 
 def test_the_module_is_one_text_that_imports_and_fetches_nothing() -> None:
-    text = esm("markdown.js", "live.js", "parts.js", "answer.js")
+    text = esm("markdown.js", "live.js", "parts.js", "items.js", "answer.js")
     assert AnswerWidget._esm == packed(text)
     assert "export default" in text
     assert text.count("export ") == 1

@@ -4,8 +4,14 @@
 // kernel for the whole once at its start, which also tells how far the two clocks are apart, and whenever a number is
 // missing. A feed is shared by all views of a model. `feed.lost` says that the kernel behind it is gone, where the front
 // end tells; then nothing more comes.
+//
+// `feed.press(name, value, options)` is how a button speaks. Each press has a name of its own, and the kernel says that
+// it heard it: `options.tell` is called with `{ heard: true }`, then with `{ done }` or `{ error }`; when nobody has
+// heard it, with `{ late }`, words that say what to do. No button is deaf without saying so.
 
 const ASK_AGAIN = 2000;
+const INSIST_AFTER = 1000;
+const LATE_AFTER = 2000;
 const SETTLE_AFTER = 500;
 const GONE = new Set(["restarting", "autorestarting", "terminating", "dead"]);
 const WIDGET = "application/vnd.jupyter.widget-view+json";
@@ -49,10 +55,33 @@ function settleOutput(model, { id, data }) {
   }
 }
 
+// Say something to the kernel's main shell, whatever subshell the comm uses.
+function sendPast(kernel, model, content) {
+  const address = model.get("comm_id");
+  if (!address || typeof kernel.sendShellMessage !== "function") return;
+  const id = Math.random().toString(36).slice(2) + Date.now().toString(36);
+  const header = { msg_id: id, msg_type: "comm_msg", session: kernel.clientId, username: kernel.username ?? "" };
+  kernel.sendShellMessage(
+    {
+      channel: "shell",
+      header: { ...header, date: new Date().toISOString(), version: "5.3" },
+      parent_header: {},
+      metadata: {},
+      content: { comm_id: address, data: { method: "custom", content } },
+      buffers: [],
+    },
+    false,
+    true,
+  );
+}
+
 export function follow(model) {
   const listeners = new Set();
-  const feed = { seq: -1, view: null, skew: 0, lost: false, listen, close };
+  const feed = { seq: -1, view: null, skew: 0, lost: false, listen, press, close };
   const kernel = model.widget_manager?.kernel;
+  const page = Math.random().toString(36).slice(2, 10);
+  const pressed = new Map();
+  let presses = 0;
   let asked = 0;
   let ended = false;
 
@@ -70,6 +99,49 @@ export function follow(model) {
     if (Date.now() - asked < ASK_AGAIN) return;
     asked = Date.now();
     model.send({ ask: "state", seq: feed.seq });
+    setTimeout(insist, INSIST_AFTER);
+  }
+
+  // JupyterLab sends what widgets say to a subshell of the kernel, and after a reload now and then to one that it has
+  // deleted: nobody hears that. What was not answered is said again past the subshells, where a press counts once.
+  function insist() {
+    if (!kernel?.supportsSubshells || kernel.status === "busy" || feed.lost) return;
+    const due = Date.now() - INSIST_AFTER + 50;
+    if (asked && asked <= due) sendPast(kernel, model, { ask: "state", seq: feed.seq });
+    for (const one of pressed.values()) {
+      if (one.heard || one.again || one.at > due) continue;
+      one.again = true;
+      sendPast(kernel, model, one.content);
+    }
+  }
+
+  function press(name, value = {}, { magic = "", tell = () => {} } = {}) {
+    presses += 1;
+    const one = { content: { ...value, do: name, press: `${page}-${presses}` }, at: Date.now(), tell };
+    pressed.set(one.content.press, one);
+    try {
+      model.send(one.content);
+    } catch {
+      // The comm is closed, which the words below say.
+    }
+    setTimeout(insist, INSIST_AFTER);
+    setTimeout(() => {
+      if (one.heard || !pressed.has(one.content.press)) return;
+      const instead = magic ? `, or run \`${magic}\`` : "";
+      if (feed.lost) tell({ late: "the kernel has ended; run the cells again to go on" });
+      else if (kernel?.status === "busy") tell({ late: "not heard yet: it has to wait while a cell runs", waits: true });
+      else tell({ late: `nobody heard that: reload the page${instead}` });
+    }, LATE_AFTER);
+  }
+
+  function answered({ heard, done, error }) {
+    const one = pressed.get(heard);
+    if (!one) return;
+    if (!one.heard) one.tell({ heard: true });
+    one.heard = true;
+    if (done === undefined && error === undefined) return;
+    pressed.delete(heard);
+    one.tell(error === undefined ? { done } : { error });
   }
 
   function end(form) {
@@ -82,6 +154,10 @@ export function follow(model) {
   function hear(message) {
     if (message?.static) {
       end(message.static);
+      return;
+    }
+    if (typeof message?.heard === "string") {
+      answered(message);
       return;
     }
     if (typeof message?.seq !== "number") return;
@@ -134,6 +210,7 @@ export function follow(model) {
 
   function statusChanged(_, status) {
     if (GONE.has(status)) lose();
+    else if (status === "idle") insist();
   }
 
   function close() {

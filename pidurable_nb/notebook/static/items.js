@@ -1,0 +1,140 @@
+// The parts of an answer: Markdown that grows, folded thinking, notices, and calls of tools as cards.
+
+import { markdownView } from "./markdown.js";
+import { box, icon, make, put, ticks, toggle } from "./parts.js";
+
+function textPart() {
+  const node = make("div", "pd-text");
+  const label = make("div", "pd-label");
+  const body = make("div", "pd-md");
+  node.append(label, body);
+  const show = markdownView(body);
+  return {
+    node,
+    show(item) {
+      node.classList.toggle("pd-struck", item.struck);
+      node.classList.toggle("pd-streaming", item.state === "streaming");
+      if (item.struck !== (node.firstChild === label)) node.insertBefore(item.struck ? label : body, node.firstChild);
+      toggle(label, item.label !== null);
+      put(label, item.label);
+      if (item.struck) {
+        body.setAttribute("tabindex", "0");
+        body.setAttribute("aria-label", item.label ?? "cut off");
+        body.setAttribute("role", "deletion");
+      } else for (const name of ["tabindex", "aria-label", "role"]) body.removeAttribute(name);
+      show(item.text);
+    },
+  };
+}
+
+function thinkingPart() {
+  const node = make("details", "pd-thinking", { "aria-live": "off" });
+  const summary = make("summary");
+  const body = make("div", "pd-md");
+  node.append(summary, body);
+  const show = markdownView(body);
+  let latest = "";
+  node.addEventListener("toggle", () => node.open && show(latest));
+  return {
+    node,
+    show(item) {
+      latest = item.text;
+      const count = item.text.split(/\s+/).filter(Boolean).length;
+      const words = `${count.toLocaleString("en-US")} word${count === 1 ? "" : "s"}`;
+      const label = item.label ? ` · ${item.label}` : "";
+      put(summary, `${item.state === "streaming" ? "thinking…" : "thinking"} · ${words}${label}`);
+      if (node.open) show(latest);
+    },
+  };
+}
+
+function noticePart() {
+  const node = make("div", "pd-notice");
+  const sign = icon();
+  const text = make("span");
+  node.append(sign.node, text);
+  return {
+    node,
+    show(item) {
+      sign.show(item.badge[0]);
+      node.dataset.tone = item.badge[2];
+      ticks(text, item.badge[2] === "muted" ? item.text : `${item.badge[1]}: ${item.text}`);
+    },
+  };
+}
+
+function toolPart() {
+  const node = make("details", "pd-tool");
+  node.open = true;
+  const summary = make("summary");
+  const sign = icon();
+  const state = make("span", "pd-state");
+  const call = make("code", "pd-call");
+  const name = make("b");
+  const args = make("span");
+  call.append(name, "(", args, ")");
+  const facts = make("span", "pd-facts");
+  summary.append(sign.node, state, call, facts);
+  const body = make("div", "pd-tool-body", { "aria-live": "off" });
+  const full = make("details", "pd-arguments");
+  const fullTitle = make("summary");
+  fullTitle.textContent = "all arguments";
+  const fullText = make("pre", "", { tabindex: "0", "aria-label": "arguments" });
+  full.append(fullTitle, fullText);
+  const output = box("output");
+  const result = box("result");
+  const details = box("details");
+  const diagnostics = make("div", "pd-diagnostics");
+  body.append(full, output.node, result.node, details.node, diagnostics);
+  node.append(summary, body);
+  return {
+    node,
+    show(item) {
+      sign.show(item.badge[0]);
+      node.dataset.tone = item.badge[2];
+      put(name, item.name);
+      put(args, item.arguments);
+      summary.title = `${item.name}(${item.arguments})`;
+      put(state, item.badge[1]);
+      put(facts, item.facts.join(" · "));
+      toggle(full, item.arguments_full !== null);
+      put(fullText, item.arguments_full);
+      output.show(item.output);
+      result.show(item.result);
+      details.show(item.details);
+      put(diagnostics, item.diagnostics.map(([severity, message]) => `${severity}: ${message}`).join("\n"));
+      toggle(diagnostics, item.diagnostics.length > 0);
+      const parts = [full, output.node, result.node, details.node, diagnostics];
+      toggle(body, parts.some((part) => !part.hidden));
+    },
+  };
+}
+
+const PARTS = { text: textPart, thinking: thinkingPart, notice: noticePart, tool: toolPart };
+
+// Keep one part for each key, in the order of `items`; a part that stays is changed, not made again.
+export function parts(host) {
+  const kept = new Map();
+  return function show(items) {
+    const seen = new Set();
+    let place = host.firstChild;
+    for (const item of items) {
+      const key = `${item.kind} ${item.key}`;
+      if (!Object.hasOwn(PARTS, item.kind) || seen.has(key)) continue;
+      seen.add(key);
+      let part = kept.get(key);
+      if (!part) {
+        part = PARTS[item.kind]();
+        kept.set(key, part);
+      }
+      if (part.node === place) place = place.nextSibling;
+      else host.insertBefore(part.node, place);
+      part.show(item);
+    }
+    for (const [key, part] of kept) {
+      if (seen.has(key)) continue;
+      part.node.remove();
+      kept.delete(key);
+    }
+  };
+}
