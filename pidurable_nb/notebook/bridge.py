@@ -13,8 +13,8 @@ Guarantees:
 - Importing this module starts no thread and patches nothing. The thread starts with the first call.
 - A blocking call made while the caller's event loop runs keeps that loop turning. ``nest_asyncio2`` is applied at the
   first such call. The engine's own loop and tasks are out of its reach.
-- A blocking call ends at once when the kernel is interrupted, and one that could end only after itself raises
-  ``WouldDeadlock`` (engine.md, 1.8).
+- A blocking call ends at once when the kernel is interrupted, at whatever moment that is, and one that could end only
+  after itself raises ``WouldDeadlock`` (engine.md, 1.8).
 - Nothing here keeps the interpreter alive: the thread, and the workers behind ``asyncio.to_thread``, are daemons.
   Whoever registered with ``on_shutdown`` is called when the interpreter ends or the kernel is told to shut down, for
   2.5 seconds all together, and is abandoned then, as a crash would.
@@ -53,8 +53,9 @@ SHUTDOWN_SECONDS = 2.5
 KERNEL_PATIENCE = 10.0
 """How long ``run_in_kernel`` waits, outside of a kernel, for a main thread that neither waits here nor runs a loop."""
 
-# Waiting on a lock cannot be interrupted on Windows; there the waiting thread looks up now and then.
-_LOOK_UP = 0.1 if os.name == "nt" else None
+# A signal that arrives just before a thread blocks does not wake it, and its handler runs only when the thread runs
+# Python code again. So a waiting thread looks up now and then.
+_LOOK_UP = 0.1
 
 # nest_asyncio2 replaces methods of the loop's class and asyncio.Task. The engine keeps what asyncio came with: the
 # reentrant forms are slower, and reentering the engine's loop would be a bug.
@@ -256,8 +257,9 @@ class Bridge:
         ``work`` is a coroutine function, called with ``args`` on the engine thread, or something to await there.
         While the caller waits, its running event loop keeps turning, and functions of ``run_in_kernel`` are served.
 
-        An interrupt (``KeyboardInterrupt``) ends the call at once: the work is cancelled, unless ``shield`` lets it go
-        on, then ``on_interrupt`` is called on the calling thread, then the interrupt is raised again.
+        An interrupt (SIGINT) ends the call at once: the work is cancelled, unless ``shield`` lets it go on, then
+        ``on_interrupt`` is called on the calling thread, then ``KeyboardInterrupt`` is raised. A callback of the
+        caller's loop that is running then is waited for; a second interrupt is raised in it.
 
         Raises ``WouldDeadlock`` on the engine thread itself (engine.md, 1.8), ``NotebookError`` when the kernel is
         shutting down or when the caller's loop cannot be kept turning, and ``concurrent.futures.CancelledError`` when
@@ -273,11 +275,34 @@ class Bridge:
         if loop is not None and not isinstance(loop, asyncio.BaseEventLoop):
             _discard(work)
             raise NotebookError(f"A blocking call cannot keep a {type(loop).__name__} turning; await it instead.")
+        interrupts = _Interrupts()
+        done: concurrent.futures.Future[T] | None = None
         try:
-            done = self._submit(work, args)
-        except BaseException:
-            _discard(work)
+            with interrupts:
+                try:
+                    done = self._submit(work, args)
+                except BaseException:
+                    _discard(work)
+                    raise
+                self._await_here(loop, done, interrupts)
+            if interrupts.seen:
+                raise KeyboardInterrupt
+            return done.result()
+        except concurrent.futures.CancelledError:
+            if self.shutting_down:
+                raise _ended() from None
             raise
+        except KeyboardInterrupt:
+            if done is not None and not shield:
+                done.cancel()
+            if on_interrupt is not None:
+                on_interrupt()
+            raise
+
+    def _await_here(
+        self, loop: asyncio.BaseEventLoop | None, done: concurrent.futures.Future[Any], interrupts: _Interrupts
+    ) -> None:
+        """Wait until the work is done or the kernel is interrupted."""
         main = threading.current_thread() is threading.main_thread()
         interrupted = self._current
         if main:
@@ -286,26 +311,22 @@ class Bridge:
             self._waiting += 1
         try:
             if loop is not None:
-                self._wait_turning(loop, done, main=main)
+                self._wait_turning(loop, done, interrupts, main=main)
             else:
-                self._wait(done, main=main)
-            return done.result()
-        except concurrent.futures.CancelledError:
-            if self.shutting_down:
-                raise _ended() from None
-            raise
-        except KeyboardInterrupt:
-            if not shield:
-                done.cancel()
-            if on_interrupt is not None:
-                on_interrupt()
-            raise
+                self._wait(done, interrupts, main=main)
         finally:
             if main:
                 self._waiting -= 1
                 self._current = interrupted if interrupted is not None and not interrupted.future.done() else None
 
-    def _wait_turning(self, loop: asyncio.BaseEventLoop, done: concurrent.futures.Future[Any], *, main: bool) -> None:
+    def _wait_turning(
+        self,
+        loop: asyncio.BaseEventLoop,
+        done: concurrent.futures.Future[Any],
+        interrupts: _Interrupts,
+        *,
+        main: bool,
+    ) -> None:
         _make_reentrant(loop)
         if main:
             self._main_loop = weakref.ref(loop)
@@ -315,11 +336,19 @@ class Bridge:
             if not arrived.done():
                 arrived.set_result(None)
 
-        def ring(_: object) -> None:
+        def ring(_: object = None) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(arrive)
 
+        timer: asyncio.TimerHandle | None = None
+
+        def look_up() -> None:
+            nonlocal timer
+            timer = loop.call_later(_LOOK_UP, look_up)
+
+        look_up()
         done.add_done_callback(ring)
+        interrupts.on_press(ring)
         if main and self._calls:
             self._ring()
         try:
@@ -330,18 +359,22 @@ class Bridge:
                 return
             done.cancel()
             raise _ended() from None
+        finally:
+            if timer is not None:
+                timer.cancel()
 
-    def _wait(self, done: concurrent.futures.Future[Any], *, main: bool) -> None:
+    def _wait(self, done: concurrent.futures.Future[Any], interrupts: _Interrupts, *, main: bool) -> None:
         bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
         def ring(_: object = None) -> None:
             bell.put(None)
 
         done.add_done_callback(ring)
+        interrupts.on_press(ring)
         if main:
             self._doorbells.append(ring)
         try:
-            while not done.done():
+            while not done.done() and not interrupts.seen:
                 if main:
                     self._pump()
                 if done.done():
@@ -639,17 +672,55 @@ def _hook_kernel() -> None:
     kernel.do_shutdown = do_shutdown
 
 
-class _interruptible:
-    """While a function runs between cells, let an interrupt reach it: ipykernel ignores SIGINT when it is idle."""
+class _Interrupts:
+    """The interrupt button, while a blocking call of the main thread waits; of no effect on other threads.
+
+    The first press is noted and ends the wait, and a second one raises wherever the thread is, as with
+    ``asyncio.Runner``. Raised at once, the first would be lost where Python ignores errors, as in a ``__del__``, and
+    could leave the loop that runs inside of another half restored.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._ring: Callable[[], None] | None = None
+        self._before: Any = None
+
+    def on_press(self, ring: Callable[[], None]) -> None:
+        """Have this called at the first press, or now when that has come."""
+        self._ring = ring
+        if self.seen:
+            ring()
 
     def __enter__(self) -> None:
-        self._ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        if self._ignored:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):  # the kernel is not idle, and nobody ignores interrupts
+                self._before = before
+                signal.signal(signal.SIGINT, self._press)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None and signal.getsignal(signal.SIGINT) == self._press:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, number: int, frame: object) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = True
+        if self._ring is not None:
+            self._ring()
+
+
+class _interruptible:
+    """While a function runs here, an interrupt is raised in it: ipykernel ignores SIGINT when it is idle."""
+
+    def __enter__(self) -> None:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __exit__(self, *_: object) -> None:
-        if self._ignored:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._before is not signal.default_int_handler and self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
 
 def _ended() -> NotebookError:

@@ -487,6 +487,94 @@ def test_a_blocking_call_in_a_turning_loop_is_interrupted_at_once() -> None:
     )
 
 
+PRESSES = 1500
+
+
+@pytest.mark.parametrize("turning", [False, True], ids=["no loop", "a turning loop"])
+def test_no_interrupt_is_lost_at_whatever_moment_it_arrives(turning: bool) -> None:
+    # Python raises a KeyboardInterrupt in a __del__ as well, where it is ignored, and a signal just before a thread
+    # blocks does not wake it. Another process presses at random moments around the start of the wait.
+    assert (
+        ends_well(f"""
+        import asyncio, mmap, os, random, signal, time
+        from pidurable_nb.notebook.bridge import engine
+
+        shared, this = mmap.mmap(-1, 4096), os.getpid()
+        presses = os.fork()
+        if presses == 0:
+            random.seed(1)
+            while os.getppid() == this:
+                if shared[0]:
+                    until = time.perf_counter() + random.random() * 0.0004
+                    while time.perf_counter() < until:
+                        pass
+                    shared[0] = 0
+                    os.kill(this, signal.SIGINT)
+            os._exit(0)
+
+        async def hang():
+            await asyncio.sleep(20)
+
+        def wait():
+            slowest = 0.0
+            for _ in range({PRESSES}):
+                began = time.monotonic()
+                try:
+                    shared[0] = 1
+                    engine().run(hang)
+                except KeyboardInterrupt:
+                    pass
+                slowest = max(slowest, time.monotonic() - began)
+            print("all heard", slowest < 10)
+
+        async def turn():
+            wait()
+
+        if {turning}:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(turn())
+            loop.close()
+        else:
+            wait()
+        os.kill(presses, signal.SIGKILL)
+        """)
+        == "all heard True\n"
+    )
+
+
+def test_a_second_interrupt_is_raised_in_a_callback_that_holds_the_loop() -> None:
+    assert (
+        ends_well("""
+        import asyncio, os, signal, threading, time
+        from pidurable_nb.notebook.bridge import engine
+
+        async def press():
+            await asyncio.sleep(0.2)
+            for _ in range(100):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.2)
+
+        def hold():
+            try:
+                time.sleep(60)
+            except KeyboardInterrupt:
+                print("raised here")
+                raise
+
+        async def main():
+            asyncio.get_running_loop().call_later(0.1, hold)
+            began = time.monotonic()
+            try:
+                engine().run(press)
+            except KeyboardInterrupt:
+                print("ended", time.monotonic() - began < 20)
+
+        asyncio.run(main())
+        """)
+        == "raised here\nended True\n"
+    )
+
+
 def test_a_process_that_forgets_everything_exits_at_once() -> None:
     began = time.monotonic()
     ends_well("""

@@ -372,12 +372,7 @@ def test_in_a_kernel_an_interrupt_ends_a_blocking_call_and_a_shutdown_takes_the_
     assert child.run(textwrap.dedent(setup), quiet=True).status == "ok"
     child.run("wait(0.2)", until="waiting", quiet=True)
     child.interrupt()
-    try:
-        ended = child.wait(timeout=5)
-    except NotebookError:  # seen lost once in three whole runs, cause not found; a person presses again
-        child.interrupt()
-        ended = child.wait(timeout=10)
-    assert ended.error == "KeyboardInterrupt: "
+    assert child.wait(timeout=30).error == "KeyboardInterrupt: "
     until(aborted.exists)
     aborted.unlink()
 
@@ -530,15 +525,11 @@ class Server:
 
     def close(self) -> None:
         rest = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        finally:
-            for process in (self.process, *rest):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            self.process.wait(10)
-            self.log.close()
+        for process in (self.process, *rest):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(30)
+        self.log.close()
 
 
 def test_a_kernel_restarts_itself_through_the_server_that_runs_it(tmp_path: Path) -> None:
@@ -554,8 +545,6 @@ def test_a_kernel_restarts_itself_through_the_server_that_runs_it(tmp_path: Path
         after = until(lambda: (p := server.kernel_process(kernel)) != before and p, timeout=20)
         assert after
         assert gone(before)
-        # A server that is ended in the middle of a restart stays.
-        until(lambda: server.ask("GET", f"/api/kernels/{kernel}")["execution_state"] == "idle", timeout=20)
     finally:
         client.stop_channels()
         server.close()
