@@ -23,7 +23,8 @@ from ..values import Value
 class RequestOptions(Value):
     """How a request is sent. ``timeout`` is in seconds.
 
-    ``cache`` and ``deferred`` are hints that a provider may ignore.
+    ``cache`` and ``deferred`` are hints that a provider may ignore. ``tool_choice`` is ``"auto"``, ``"required"`` (some
+    tool), ``"none"``, or the name of the tool to call; it holds for every request, also the ones after a tool's result.
     """
 
     timeout: float | None = None
@@ -33,6 +34,7 @@ class RequestOptions(Value):
     max_tokens: int | None = None
     cache: str = "default"
     deferred: bool = False
+    tool_choice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_ai import messages as theirs
 from pydantic_ai.direct import model_request_stream
@@ -38,7 +38,7 @@ from pydantic_ai.models import Model as TheirModel, ModelRequestParameters, infe
 from pydantic_ai.providers import infer_provider_class
 from pydantic_ai.tools import ToolDefinition
 
-from ..errors import DurableError, UnknownModel
+from ..errors import DurableError, ModelError, UnknownModel
 from ..messages import (
     AssistantMessage,
     ContentBlock,
@@ -54,11 +54,9 @@ from ..messages import (
     Usage,
     UserMessage,
 )
-from .errors import ErrorKind, marked, redact
-from .protocol import Finish, ModelEvent, ModelRequest, RequestOptions, TextDelta, ThinkingDelta, ToolCallDelta
-
-if TYPE_CHECKING:
-    from pydantic_ai.settings import ModelSettings
+from . import batches
+from .errors import ErrorKind, is_retryable, marked, redact, retry_after
+from .protocol import Finish, ModelEvent, ModelRequest, TextDelta, ThinkingDelta, ToolCallDelta
 
 __all__ = ["ProviderModel", "named_model"]
 
@@ -72,6 +70,8 @@ _SIGNED = "pydantic-ai:"
 """Leads a signature that carries more than the provider's proof."""
 
 _STOP_REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "tool_call": "tool_use"}
+
+_CHOICES = ("auto", "required", "none")
 
 _RETENTION = {"short": "5m", "long": "1h"}
 
@@ -163,13 +163,20 @@ class ProviderModel:
         return f"<ProviderModel {self.id}>"
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Send the request and give what comes back. Errors of the provider and the network end it as a ``Finish``."""
+        """Send the request and give what comes back. Errors of the provider and the network end it as a ``Finish``.
+
+        With ``deferred`` it goes to the provider's batch interface and finishes at once with a handle, where the
+        provider has one; elsewhere the answer streams all the same.
+        """
         response = theirs.ModelResponse(parts=[])
         try:
-            opening = self._connect() if self._connect is not None else self._made()
-            async with opening as model:
+            async with self._opened() as model:
                 history, parameters = _their_request(model, request)
-                settings: Any = {**self._settings, **_their_settings(model, request)}
+                settings: Any = _merged(self._settings, _their_settings(model, request))
+                if request.options.deferred and batches.batched(model):
+                    handle = await batches.submit(model, history, settings, parameters)
+                    yield Finish(self._deferred(handle))
+                    return
                 async with model_request_stream(
                     model, history, model_settings=settings, model_request_parameters=parameters
                 ) as stream:
@@ -187,18 +194,57 @@ class ProviderModel:
                     error="The stream ended without a finish: the connection was cut, or the provider gave up.",
                 )
         except Exception as error:  # the vendors' clients and their transports have trees of errors of their own
-            message = self._failed(response, error, request.options)
+            message = self._failed(error, request.options.headers.values(), response)
         yield Finish(message)
 
-    def _made(self) -> Any:
+    async def poll(self, handle: Mapping[str, Any]) -> AssistantMessage:
+        """Ask for the answer of a batch. Errors of the provider are messages, as in ``stream``.
+
+        A check that fails for a reason that passes is deferred again. A batch that expired is a retryable error.
+        """
+        try:
+            async with self._opened() as model:
+                try:
+                    handle, result = await batches.check(model, handle)
+                except Exception as error:
+                    failed = self._failed(error)
+                    if not is_retryable(failed):
+                        return failed
+                    return self._deferred(batches.checked_again(handle, retry_after(failed)))
+                if result is None:
+                    return self._deferred(handle)
+                try:
+                    return self._message(batches.decoded(model, result))
+                except Exception as error:
+                    failed = self._failed(error)
+                    if result.status == "expired":
+                        failed = failed.replaced(error=marked(failed.error or "", "retryable"))
+                    return failed
+        except Exception as error:  # the client cannot be made, such as for want of a key
+            return self._failed(error)
+
+    async def cancel(self, handle: Mapping[str, Any]) -> None:
+        """Ask the provider to cancel a batch. Raises ``ModelError`` with the provider's words."""
+        try:
+            async with self._opened() as model:
+                await batches.cancel(model, handle)
+        except Exception as error:
+            raise ModelError(redact(error_text(error))) from error
+
+    def _opened(self) -> AbstractAsyncContextManager[TheirModel]:
+        if self._connect is not None:
+            return self._connect()
         assert self._make is not None
         return self._make()
 
+    def _deferred(self, handle: Mapping[str, Any]) -> AssistantMessage:
+        return AssistantMessage(model=self.id, stop_reason="deferred", deferred=dict(handle))
+
     def _failed(
-        self, response: theirs.ModelResponse, error: BaseException, options: RequestOptions
+        self, error: BaseException, secrets: Iterable[str] = (), response: theirs.ModelResponse | None = None
     ) -> AssistantMessage:
-        text = redact(error_text(error), options.headers.values())
-        return self._message(response).replaced(stop_reason="error", error=text)
+        text = redact(error_text(error), secrets)
+        return self._message(response or theirs.ModelResponse(parts=[])).replaced(stop_reason="error", error=text)
 
     def _message(self, response: theirs.ModelResponse) -> AssistantMessage:
         content = list(_our_blocks(response.parts, self.id))
@@ -319,20 +365,20 @@ def _their_request(
         function_tools=[_their_tool(tool) for tool in request.tools], instruction_parts=leading
     )
     # Preparing moves what a provider has no place for, such as a system message in the middle, to where it has one.
-    return model.prepare_messages(_their_messages(messages), parameters), parameters
+    return model.prepare_messages(_their_messages(messages, request.session_id), parameters), parameters
 
 
 def _their_tool(tool: ToolDeclaration) -> ToolDefinition:
     return ToolDefinition(name=tool.name, description=tool.description, parameters_json_schema=dict(tool.parameters))
 
 
-def _their_messages(messages: Iterable[Message]) -> list[theirs.ModelMessage]:
+def _their_messages(messages: Iterable[Message], session: str | None = None) -> list[theirs.ModelMessage]:
     history: list[theirs.ModelMessage] = []
     pending: list[theirs.ModelRequestPart] = []
 
     def flush() -> None:
         if pending:
-            history.append(theirs.ModelRequest(parts=list(pending)))
+            history.append(theirs.ModelRequest(parts=list(pending), conversation_id=session))
             pending.clear()
 
     for message in messages:
@@ -485,7 +531,7 @@ def _our_usage(response: theirs.ModelResponse, priced: bool) -> Usage:
     )
 
 
-def _their_settings(model: TheirModel, request: ModelRequest) -> ModelSettings:
+def _their_settings(model: TheirModel, request: ModelRequest) -> dict[str, Any]:
     options = request.options
     # The engine retries durably; a client that also retries would hide it and multiply the waits.
     settings: dict[str, Any] = {"max_retries": options.max_retries or 0}
@@ -495,16 +541,43 @@ def _their_settings(model: TheirModel, request: ModelRequest) -> ModelSettings:
         settings["timeout"] = options.timeout
     if options.headers:
         settings["extra_headers"] = dict(options.headers)
+    if request.tools and (choice := options.tool_choice) is not None:
+        settings["tool_choice"] = choice if choice in _CHOICES else [choice]
     if model.profile.get("supports_thinking"):
         settings["thinking"] = False if request.thinking == "off" else request.thinking
     if model.profile.get("supports_cache"):
         cache = _RETENTION.get(options.cache, options.cache)
         settings["cache"] = True if cache == "default" else False if cache in ("off", "none") else cache
-    if model.system == "openai":
-        if request.session_id:
-            settings["openai_prompt_cache_key"] = request.session_id
-        if user := options.metadata.get("user_id"):
-            settings["openai_user"] = str(user)
-    elif model.system == "anthropic" and (user := options.metadata.get("user_id")):
-        settings["anthropic_metadata"] = {"user_id": str(user)}
-    return settings  # type: ignore[return-value]  # a TypedDict whose keys the providers extend
+    return settings | _theirs_alone(model, request)
+
+
+def _theirs_alone(model: TheirModel, request: ModelRequest) -> dict[str, Any]:
+    """What each provider calls the session, the person and the metadata of a request."""
+    system = model.system
+    session, metadata = request.session_id, request.options.metadata
+    user = metadata.get("user_id")
+    labels = {key: str(value) for key, value in metadata.items() if key != "user_id"}
+    found: dict[str, Any] = {}
+    if system in ("openai", "azure"):
+        found = {"openai_prompt_cache_key": session, "openai_user": user}
+        if labels and type(model).__name__ == "OpenAIResponsesModel":  # Chat takes them for stored answers only
+            found["extra_body"] = {"metadata": labels}
+    elif system == "anthropic":
+        found = {"anthropic_metadata": {"user_id": str(user)} if user else None}
+    elif system == "mistral":
+        found = {"mistral_prompt_cache_key": session}
+    elif system == "bedrock":
+        found = {"bedrock_request_metadata": {key: str(value) for key, value in metadata.items()} or None}
+    elif system == "google-cloud":
+        found = {"google_labels": {key: str(value) for key, value in metadata.items()} or None}
+    elif system == "xai":
+        found = {"xai_user": user}
+    return {name: value if isinstance(value, dict) else str(value) for name, value in found.items() if value}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings over settings; two bodies are one, so that a request's metadata does not undo a model's own extras."""
+    merged = {**below, **above}
+    if "extra_body" in below and "extra_body" in above:
+        merged["extra_body"] = {**below["extra_body"], **above["extra_body"]}
+    return merged

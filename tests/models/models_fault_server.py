@@ -1,6 +1,7 @@
-"""A loopback HTTP server that speaks the streaming protocols of OpenAI and Anthropic, and breaks them on command.
+"""Loopback HTTP servers that speak the protocols of OpenAI and Anthropic, and break them on command.
 
-A *script* is a list of replies, one for each request: what to send, and how to end. ``requests`` holds what came in.
+``FaultServer`` follows a *script*: a list of replies, one for each request, with what to send and how to end.
+``BatchServer`` keeps batches, as both vendors' batch interfaces do. ``requests`` holds what came in.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from typing import Any
 
 @dataclass
 class Received:
+    method: str
     path: str
     headers: dict[str, str]
-    body: dict[str, Any]
+    raw: bytes
+
+    @property
+    def body(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.raw or b"{}")
+        return found
 
 
 @dataclass
@@ -47,13 +54,19 @@ class FaultServer:
         self._server.close()
         await self._server.wait_closed()
 
+    def reply(self, received: Received) -> Answer:
+        """What is answered: the next of the script, unless a subclass knows better."""
+        return self.script.pop(0)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
             body = await reader.readexactly(int(headers.get("content-length", "0")))
-            self.requests.append(Received(head[0].split()[1], headers, json.loads(body or b"{}")))
-            await self._answer(self.script.pop(0), reader, writer)
+            method, path, _ = head[0].split()
+            received = Received(method, path, headers, body)
+            self.requests.append(received)
+            await self._answer(self.reply(received), reader, writer)
         except ConnectionError:
             self.disconnected.set()
         finally:
@@ -112,8 +125,13 @@ def chat(*deltas: dict[str, Any], finish: str | None = "stop", usage: dict[str, 
     return events
 
 
-def responses(*texts: str, finish: bool = True) -> list[str]:
-    """The events of an OpenAI Responses stream with one message."""
+def responses(
+    *texts: str, finish: bool = True, call: dict[str, Any] | None = None, incomplete: str | None = None
+) -> list[str]:
+    """The events of an OpenAI Responses stream: one message, or one ``call`` (``call_id``, ``name``, ``arguments``).
+
+    ``incomplete`` is the reason for which the answer ended early.
+    """
     response = {
         "id": "resp_1",
         "object": "response",
@@ -125,18 +143,33 @@ def responses(*texts: str, finish: bool = True) -> list[str]:
         "tools": [],
         "status": "in_progress",
     }
-    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-    part = {"type": "output_text", "text": "", "annotations": []}
-    where = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
-    events: list[dict[str, Any]] = [
-        {"type": "response.created", "response": response},
-        {"type": "response.output_item.added", "output_index": 0, "item": item},
-        {"type": "response.content_part.added", **where, "part": part},
-        *({"type": "response.output_text.delta", **where, "delta": text, "logprobs": []} for text in texts),
-    ]
-    if finish:
+    if call is not None:
+        item: dict[str, Any] = {"id": "fc_1", "type": "function_call", "status": "in_progress", **call, "arguments": ""}
+        place = {"item_id": "fc_1", "output_index": 0}
+        done = {**item, **call, "status": "completed"}
+        events: list[dict[str, Any]] = [
+            {"type": "response.created", "response": response},
+            {"type": "response.output_item.added", "output_index": 0, "item": item},
+            {"type": "response.function_call_arguments.delta", **place, "delta": call["arguments"]},
+        ]
+        closing = [{"type": "response.function_call_arguments.done", **place, **call}]
+    else:
+        item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        part = {"type": "output_text", "text": "", "annotations": []}
+        where = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
         whole = {**part, "text": "".join(texts)}
         done = {**item, "status": "completed", "content": [whole]}
+        events = [
+            {"type": "response.created", "response": response},
+            {"type": "response.output_item.added", "output_index": 0, "item": item},
+            {"type": "response.content_part.added", **where, "part": part},
+            *({"type": "response.output_text.delta", **where, "delta": text, "logprobs": []} for text in texts),
+        ]
+        closing = [
+            {"type": "response.output_text.done", **where, "text": whole["text"], "logprobs": []},
+            {"type": "response.content_part.done", **where, "part": whole},
+        ]
+    if finish:
         usage = {
             "input_tokens": 100,
             "input_tokens_details": {"cached_tokens": 64, "cache_write_tokens": 0},
@@ -144,14 +177,13 @@ def responses(*texts: str, finish: bool = True) -> list[str]:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": 105,
         }
+        ended = {**response, "status": "completed", "output": [done], "usage": usage}
+        if incomplete is not None:
+            ended |= {"status": "incomplete", "incomplete_details": {"reason": incomplete}}
         events += [
-            {"type": "response.output_text.done", **where, "text": whole["text"], "logprobs": []},
-            {"type": "response.content_part.done", **where, "part": whole},
+            *closing,
             {"type": "response.output_item.done", "output_index": 0, "item": done},
-            {
-                "type": "response.completed",
-                "response": {**response, "status": "completed", "output": [done], "usage": usage},
-            },
+            {"type": f"response.{ended['status']}", "response": ended},
         ]
     return [sse({**event, "sequence_number": index}, event["type"]) for index, event in enumerate(events)]
 
@@ -180,3 +212,134 @@ def anthropic(
         events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 7}})
         events.append({"type": "message_stop"})
     return [sse(event, event["type"]) for event in events]
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+
+
+class BatchServer(FaultServer):
+    """Batches of both vendors, each of one request. They run until ``outcome`` says how they end.
+
+    ``outcome`` is ``running``, ``done`` (with ``text``, or a call of ``call``), ``errored``, ``expired`` or ``gone``.
+    ``fault`` is answered to the next request instead. ``batches`` holds what was asked of each: a request body.
+    """
+
+    def __init__(self, text: str = "later", call: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.text = text
+        self.call = call
+        self.outcome = "running"
+        self.fault: Answer | None = None
+        self.batches: dict[str, dict[str, Any]] = {}
+        self.cancelled: set[str] = set()
+        self.files: dict[str, str] = {}
+
+    def reply(self, received: Received) -> Answer:
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            return fault
+        path, _, _ = received.path.partition("?")
+        found = self._anthropic(received, path) if "/messages/batches" in path else self._openai(received, path)
+        return Answer(body=found if isinstance(found, str) else json.dumps(found))
+
+    def _ended(self, id: str) -> str:
+        return "cancelled" if id in self.cancelled else self.outcome
+
+    def _openai(self, received: Received, path: str) -> Any:
+        parts = path.removeprefix("/v1/").split("/")
+        if parts[0] == "files" and received.method == "POST":
+            text = received.raw.decode()
+            self.files[f"file-{len(self.files) + 1}"] = text[text.index('{"custom_id"') : text.rindex("}") + 1]
+            id = f"file-{len(self.files)}"
+            return {"id": id, "object": "file", "bytes": 1, "created_at": 1, "filename": "b", "purpose": "batch"}
+        if parts[0] == "files" and received.method == "DELETE":
+            return {"id": parts[1], "object": "file", "deleted": True}
+        if parts[0] == "files":
+            return self.files[parts[1]]
+        if received.method == "POST" and len(parts) == 1:
+            id = f"batch_{len(self.batches) + 1}"
+            self.batches[id] = json.loads(self.files[received.body["input_file_id"]])
+        else:
+            id = parts[1]
+            if parts[-1] == "cancel":
+                self.cancelled.add(id)
+        return self._openai_batch(id)
+
+    def _openai_batch(self, id: str) -> dict[str, Any]:
+        outcome = self._ended(id)
+        line: dict[str, Any] = {"id": "x", "custom_id": self.batches[id]["custom_id"], "response": None, "error": None}
+        batch: dict[str, Any] = {
+            "id": id,
+            "object": "batch",
+            "endpoint": "/v1/responses",
+            "input_file_id": f"file-{id.removeprefix('batch_')}",
+            "completion_window": "24h",
+            "created_at": 1,
+            "status": {"running": "in_progress", "done": "completed", "errored": "completed"}.get(outcome, outcome),
+            "request_counts": {"total": 1, "completed": 0, "failed": 0},
+        }
+        if outcome == "done":
+            last = responses(self.text, call=self.call)[-1].partition("data: ")[2]
+            line["response"] = {"status_code": 200, "request_id": "r", "body": json.loads(last)["response"]}
+            self.files[f"out-{id}"] = json.dumps(line)
+            batch["output_file_id"] = f"out-{id}"
+        elif outcome == "errored":
+            body = {"error": {"message": "tools[0]: no", "type": "invalid_request_error", "code": None}}
+            line["response"] = {"status_code": 400, "request_id": "r", "body": body}
+            self.files[f"err-{id}"] = json.dumps(line)
+            batch["error_file_id"] = f"err-{id}"
+        return batch
+
+    def _anthropic(self, received: Received, path: str) -> Any:
+        parts = path.removeprefix("/v1/messages/batches").strip("/").split("/")
+        if received.method == "POST" and parts == [""]:
+            id = f"msgbatch_{len(self.batches) + 1}"
+            (self.batches[id],) = received.body["requests"]
+        else:
+            id = parts[0]
+            if parts[-1] == "cancel":
+                self.cancelled.add(id)
+        outcome = self._ended(id)
+        if parts[-1] == "results":
+            return json.dumps({"custom_id": self.batches[id]["custom_id"], "result": self._anthropic_result(outcome)})
+        ended = outcome != "running"
+        counts = {"processing": 1, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+        return {
+            "id": id,
+            "type": "message_batch",
+            "processing_status": "ended" if ended else "in_progress",
+            "request_counts": counts,
+            "created_at": "2026-01-01T00:00:00Z",
+            "expires_at": "2026-01-02T00:00:00Z",
+            "ended_at": "2026-01-01T01:00:00Z" if ended else None,
+            "archived_at": None,
+            "cancel_initiated_at": None,
+            "results_url": f"{self.url}/v1/messages/batches/{id}/results" if ended else None,
+        }
+
+    def _anthropic_result(self, outcome: str) -> dict[str, Any]:
+        if outcome == "done":
+            content: dict[str, Any] = {"type": "text", "text": self.text}
+            if self.call is not None:
+                arguments = json.loads(self.call["arguments"])
+                content = {
+                    "type": "tool_use",
+                    "id": self.call["call_id"],
+                    "name": self.call["name"],
+                    "input": arguments,
+                }
+            message = {
+                "id": "msg_1",
+                "type": "message",
+                "role": "assistant",
+                "model": "claude-sonnet-5",
+                "content": [content],
+                "stop_reason": "tool_use" if self.call else "end_turn",
+                "stop_sequence": None,
+                "usage": {"input_tokens": 1000, "output_tokens": 100},
+            }
+            return {"type": "succeeded", "message": message}
+        if outcome == "errored":
+            fault = {"type": "invalid_request_error", "message": "tools[0]: no"}
+            return {"type": "errored", "error": {"type": "error", "error": fault, "request_id": "r"}}
+        return {"type": "expired" if outcome == "expired" else "canceled"}

@@ -34,6 +34,7 @@ from pidurable_nb.models import (
     TextDelta,
     ThinkingDelta,
     ToolCallDelta,
+    error_kind,
     is_overflow,
     is_retryable,
     retry_after,
@@ -45,6 +46,7 @@ WEATHER = ToolDeclaration(
     description="Current weather.",
     parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 )
+TIME = ToolDeclaration(name="time", description="The time.")
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +125,164 @@ def test_text_streams_and_finishes(monkeypatch: pytest.MonkeyPatch, id: str) -> 
         assert words in sent, words
     assert sent.index("Be terse.") < sent.index("Be kind.")
     assert request.headers["x-mine"] == "1"
+
+
+RESPONSES, CHAT, CLAUDE = "openai:gpt-5", "openai-chat:gpt-4o", "anthropic:claude-sonnet-5"
+
+
+def sent_with(monkeypatch: pytest.MonkeyPatch, id: str, *messages: Message, **fields: Any) -> dict[str, Any]:
+    """The body that a request with these fields has."""
+    _, message, server = Exchange(monkeypatch, id, Answer(PLAIN[id])).run(*messages, **fields)
+    assert message.stop_reason == "stop", message.error
+    return server.requests[0].body
+
+
+@pytest.mark.parametrize("level", ["off", "minimal", "low", "medium", "high", "xhigh", "max"])
+def test_thinking_levels_reach_the_models_that_think(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    openai = sent_with(monkeypatch, RESPONSES, thinking=level)["reasoning"]["effort"]
+    # this model cannot stop thinking, and knows no more than high
+    assert openai == {"off": "minimal", "xhigh": "high", "max": "high"}.get(level, level)
+    claude = sent_with(monkeypatch, CLAUDE, thinking=level)
+    if level == "off":
+        assert claude.get("thinking", {"type": "disabled"})["type"] == "disabled"
+    else:
+        assert claude["thinking"]["type"] == "adaptive"
+        assert claude["output_config"]["effort"] in {level, "low" if level == "minimal" else level, "max"}
+    assert "reasoning_effort" not in sent_with(monkeypatch, CHAT, thinking=level)  # it does not think
+
+
+@every_protocol
+def test_an_image_in_a_tool_result_reaches_the_model(monkeypatch: pytest.MonkeyPatch, id: str) -> None:
+    data = base64.b64encode(b"a picture").decode()
+    call = ToolCall(id="call_1", name="plot", arguments={})
+    result = ToolResultMessage(
+        call_id="call_1",
+        tool_name="plot",
+        content=[TextBlock("see the plot"), ImageBlock(media_type="image/png", data=data)],
+    )
+    sent = json.dumps(sent_with(monkeypatch, id, UserMessage("plot it"), AssistantMessage([call], model=id), result))
+    for words in ("plot it", "call_1", "see the plot", data, "image/png"):
+        assert words in sent, words
+
+
+@pytest.mark.parametrize(
+    ("choice", "openai", "chat", "claude"),
+    [
+        ("auto", "auto", "auto", {"type": "auto"}),
+        ("required", "required", "required", {"type": "any"}),
+        ("none", "none", "none", {"type": "none"}),
+        (
+            "weather",
+            {"type": "function", "name": "weather"},
+            {"type": "function", "function": {"name": "weather"}},
+            {"type": "tool", "name": "weather"},
+        ),
+    ],
+)
+def test_a_choice_of_tools_reaches_the_provider(
+    monkeypatch: pytest.MonkeyPatch, choice: str, openai: Any, chat: Any, claude: dict[str, Any]
+) -> None:
+    options = RequestOptions(tool_choice=choice)
+    for id, expected in ((RESPONSES, openai), (CHAT, chat), (CLAUDE, claude)):
+        body = sent_with(monkeypatch, id, tools=(WEATHER, TIME), options=options)
+        if choice == "none" and "tools" not in body:
+            continue  # no tool offered is none called
+        found = body.get("tool_choice", "auto")
+        if isinstance(found, dict) and found.get("type") == "allowed_tools":
+            found = {**found["tools"][0]}  # one of those that it may call is the one that it must call
+        assert found == expected, id
+        assert "tool_choice" not in sent_with(monkeypatch, id, options=options)
+
+
+def test_the_session_the_person_and_the_metadata_have_each_provider_s_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields: Any = {
+        "session_id": "session-1",
+        "options": RequestOptions(metadata={"user_id": "ada", "project": 7}),
+    }
+    body = sent_with(monkeypatch, RESPONSES, **fields)
+    assert (body["prompt_cache_key"], body["user"], body["metadata"]) == ("session-1", "ada", {"project": "7"})
+    body = sent_with(monkeypatch, CHAT, **fields)
+    assert (body["prompt_cache_key"], body["user"]) == ("session-1", "ada")
+    assert "metadata" not in body  # taken for stored answers only
+    assert sent_with(monkeypatch, CLAUDE, **fields)["metadata"] == {"user_id": "ada"}
+
+
+@pytest.mark.parametrize(
+    ("cache", "marks"), [("default", {"5m"}), ("short", {"5m"}), ("long", {"1h"}), ("1h", {"1h"}), ("off", set())]
+)
+def test_cache_hints_reach_anthropic_as_marks(monkeypatch: pytest.MonkeyPatch, cache: str, marks: set[Any]) -> None:
+    def found(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            mark = [value["cache_control"]] if value.get("cache_control") else []
+            return mark + [item for inner in value.values() for item in found(inner)]
+        return [item for inner in value for item in found(inner)] if isinstance(value, list) else []
+
+    body = sent_with(
+        monkeypatch,
+        CLAUDE,
+        SystemMessage(sections={"a": "Be terse. " * 300}),
+        UserMessage("hi"),
+        tools=(WEATHER,),
+        options=RequestOptions(cache=cache),
+    )
+    controls = found(body)
+    assert {control["ttl"] for control in controls} == marks
+
+
+@every_protocol
+def test_retries_inside_a_request_are_the_client_s(monkeypatch: pytest.MonkeyPatch, id: str) -> None:
+    exchange = Exchange(monkeypatch, id, error(503, "down", retry_after="0"), Answer(PLAIN[id]))
+    _, message, server = exchange.run(options=RequestOptions(max_retries=1))
+    assert (message.text, len(server.requests)) == ("Hello", 2)
+
+
+@pytest.mark.parametrize(
+    ("id", "events", "reason", "kind"),
+    [
+        (CHAT, chat({"content": "Hel"}, finish="length"), "length", None),
+        (CHAT, chat({"content": "Hel"}, finish="content_filter"), "error", "refused"),
+        (RESPONSES, responses("Hel", incomplete="max_output_tokens"), "length", None),
+        (RESPONSES, responses("Hel", incomplete="content_filter"), "error", "refused"),
+        (CLAUDE, anthropic(anthropic_text("Hel"), stop="max_tokens"), "length", None),
+        (CLAUDE, anthropic(anthropic_text("Hel"), stop="stop_sequence"), "stop", None),
+        (CLAUDE, anthropic(anthropic_text("Hel"), stop="refusal"), "error", "refused"),
+        (CLAUDE, anthropic(anthropic_text("Hel"), stop="model_context_window_exceeded"), "length", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_stop_reasons(
+    monkeypatch: pytest.MonkeyPatch, id: str, events: list[str], reason: str, kind: str | None
+) -> None:
+    _, message, _ = Exchange(monkeypatch, id, Answer(events)).run()
+    assert (message.stop_reason, message.text) == (reason, "Hel")
+    assert error_kind(message) == kind, message.error
+
+
+def test_a_tool_call_of_the_responses_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = {"call_id": "call_1", "name": "weather", "arguments": '{"city": "Oslo"}'}
+    _, message, _ = Exchange(monkeypatch, RESPONSES, Answer(responses(call=call))).run(tools=(WEATHER,))
+    assert message.stop_reason == "tool_use"
+    ((id, name, arguments),) = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+    assert (name, arguments) == ("weather", {"city": "Oslo"})
+    result = ToolResultMessage(call_id=id, tool_name=name, content="sun")
+    sent = sent_with(monkeypatch, RESPONSES, UserMessage("weather?"), message, result, tools=(WEATHER,))
+    output = next(item for item in sent["input"] if item.get("type") == "function_call_output")
+    called = next(item for item in sent["input"] if item.get("type") == "function_call")
+    assert (called["call_id"], output["call_id"], output["output"]) == ("call_1", "call_1", "sun")
+
+
+def test_a_cost_is_the_price_of_what_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the prices that genai-prices lists: cached tokens cost less than read ones, written ones more."""
+
+    def cost(**usage: int) -> float:
+        stream = anthropic(anthropic_text("x"), usage={"input_tokens": 0, "output_tokens": 1, **usage})
+        return Exchange(monkeypatch, CLAUDE, Answer(stream)).run()[1].usage.cost
+
+    nothing = cost()  # what the answer itself costs
+    read, cached = cost(input_tokens=10_000) - nothing, cost(cache_read_input_tokens=10_000) - nothing
+    written = cost(cache_creation_input_tokens=10_000) - nothing
+    assert 0 < cached < read < written
+    assert read == pytest.approx(cached * 10, rel=0.01)
 
 
 def test_usage_counts_each_token_once_and_has_a_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +380,6 @@ def test_a_later_system_message_keeps_its_place(monkeypatch: pytest.MonkeyPatch)
     places = [sent.index(word) for word in ("FIRST", "ONE", "TWO", "THREE", "FOUR")]
     assert places == sorted(places)
     assert "no longer apply: old" in sent
-
-
-@pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("content_filter", "error")])
-def test_stop_reasons(monkeypatch: pytest.MonkeyPatch, finish: str, reason: str) -> None:
-    stream = chat({"content": "Hel"}, finish=finish)
-    _, message, _ = Exchange(monkeypatch, "openai-chat:gpt-4o", Answer(stream)).run()
-    assert (message.stop_reason, message.text) == (reason, "Hel")
-    assert not is_retryable(message)
 
 
 @every_protocol
