@@ -36,7 +36,7 @@ from ..values import Value
 from .agent import Agent
 from .extension import CompactionHooks, Decline, Summary
 from .hooks import call_hook, hook_context
-from .runs import count_usage
+from .runs import count_usage, place_write
 from .settings import CompactionPolicy
 from .state import CompactionFailure, InboxItem, InboxState, LiveCompaction, LiveState
 from .streams import final_message
@@ -386,7 +386,7 @@ async def _fail(task: Run, why: str, message: AssistantMessage | None = None) ->
 
 
 async def _place(task: Run, cut: Cut, summary: str, message: AssistantMessage | None = None) -> None:
-    """Place the summary: now where no request is going on, else at the next boundary. A stale one is dropped."""
+    """Place the summary: now where nothing reads the context, else at the next boundary. A stale one is dropped."""
     conversation = task.conversation_id
     said = UserMessage([TextBlock(f"<summary>\n{summary}\n</summary>")], timestamp=task.now())
     data = {"reason": task.input.reason}
@@ -418,11 +418,25 @@ async def _place(task: Run, cut: Cut, summary: str, message: AssistantMessage | 
 
 
 async def _between_requests(tx: Tx, conversation: ConversationId) -> bool:
-    """Whether no run is going on, or its generation waits for a compaction before it asks."""
+    """Whether the context is read anew before the next request: no run is going on, or its generation waits for a
+    compaction or for its next attempt."""
     live = await tx.doc(LiveState, conversation)
     if live.run is None:
         return True
     generation = await tx.task(live.run.task)
-    if generation is None or generation.state.status != "waiting":
+    if generation is None:
         return False
-    return (checkpoint_of_task(generation) or {}).get("phase") == "prepare"
+    phase = (checkpoint_of_task(generation) or {}).get("phase")
+    return phase == "retry" or (phase == "prepare" and generation.state.status == "waiting")
+
+
+async def place_summaries(tx: Tx, conversation: ConversationId) -> bool:
+    """Place the summaries that came while a request was going on, once it is over. Returns whether there was one."""
+    inbox = await tx.doc(InboxState, conversation)
+    waiting = [item for item in inbox.items if item.kind == KIND]
+    inbox.items = tuple(item for item in inbox.items if item.kind != KIND)
+    for item in waiting:
+        record = await tx.submission(item.submission)
+        if record is not None:
+            await place_write(tx, conversation, record, item)
+    return bool(waiting)

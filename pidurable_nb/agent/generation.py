@@ -39,7 +39,7 @@ from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
 from ..values import JsonValue, Value, check_json
 from .agent import Agent, prompt_change, render_sections
-from .compaction import CompactionInput, compaction_waits, context_pressure, start_compaction
+from .compaction import CompactionInput, compaction_waits, context_pressure, place_summaries, start_compaction
 from .extension import Continue, GenerationHooks, PromptInput, RunEndTask
 from .hooks import call_hook, hook_context
 from .runs import (
@@ -523,6 +523,9 @@ async def _failed_response(
             tx._append("pi.assistant", task.conversation_id, [message])
             live = await tx.doc(LiveState, task.conversation_id)
             live.generation = None
+            if await place_summaries(tx, task.conversation_id):  # it was compacted meanwhile: perhaps that is enough
+                tx.next(GenerationTask.Prepare(attempt=attempt))
+                return
             id = await start_compaction(tx, task.conversation_id, CompactionInput(reason="overflow"), owner=task.id)
             tx.wait([id], GenerationTask.Prepare(attempt=attempt, compacted="overflow"))
         return
@@ -535,6 +538,7 @@ async def _failed_response(
         tx._append("pi.assistant", task.conversation_id, [message])
         live = await tx.doc(LiveState, task.conversation_id)
         live.generation = LiveGeneration(attempt=attempt, retry=LiveRetry(at=until, error=message.error or ""))
+        await place_summaries(tx, task.conversation_id)  # the next attempt reads the context anew
         tx.sleep(until, GenerationTask.Retry(attempt=attempt, until=until, compacted=asked.compacted))
 
 

@@ -620,6 +620,8 @@ class Harness(TaskSession):
                 for name in context.shown.tools:
                     if name not in agent.tools:
                         missing[f"tool {name}"] = None
+            if task.kind in (GenerationTask.name, CompactionTask.name):
+                agent = await self._agent(task.conversation_id)
                 checkpoint = checkpoint_of_task(task) or {}
                 model = checkpoint.get("model") or agent.model
                 if isinstance(model, str) and not self._has_model(model):

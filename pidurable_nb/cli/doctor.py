@@ -19,7 +19,7 @@ from .terminal import Terminal
 
 Verdict = Literal["ok", "missing", "broken"]
 
-_NEEDED = ("pydantic", "aiosqlite", "ipywidgets", "anywidget", "nest-asyncio2", "markdown-it-py")
+_NEEDED = ("pydantic", "aiosqlite", "ipywidgets", "anywidget", "nest-asyncio2", "markdown-it-py", "jsonschema")
 _EXTRAS = {
     "lab": ("jupyterlab",),
     "models": ("pydantic-ai-slim", "openai", "anthropic"),

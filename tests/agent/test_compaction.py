@@ -526,6 +526,78 @@ async def test_an_answer_that_a_full_context_left_no_room_for_is_an_overflow() -
         assert len(await compacted(root)) == 1
 
 
+@pytest.mark.parametrize("comes", ["while the request runs", "while it sleeps"])
+@bounded
+async def test_the_next_attempt_reads_a_summary_that_came_meanwhile(comes: str) -> None:
+    """A request that failed reads its context anew: the summary need not wait for the run's next boundary."""
+    clock = ManualClock(100.0)
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def fails() -> Any:
+        asked.set()
+        if comes == "while the request runs":
+            await go.wait()
+        return Reply(error="503 unavailable")
+
+    answers: list[Any] = ["fine", fails, "at last"]
+
+    def answer(request: ModelRequest) -> Any:
+        found = answers.pop(0)
+        return found() if callable(found) else found
+
+    chat = talker("we spoke", answer=answer, clock=clock)
+    chat.settings = small().replaced(retry=RetryPolicy(base_delay=60.0))
+    async with chat.open() as (harness, root):
+        await root.ask(LONG)
+        submission = await root.submit("b")
+        await asked.wait()
+        if comes == "while it sleeps":
+            await eventually(lambda: _asleep(harness))
+        assert await ended(harness, await root.compact()) == "completed"
+        assert len((await root.view()).inbox.items) == (comes == "while the request runs")
+        go.set()
+        await eventually(lambda: _asleep(harness))
+        assert len(await compacted(root)) == 1
+        assert (await root.view()).inbox.items == ()
+        clock.advance(60.0)
+        harness.resume()
+        assert (await submission.wait()).status == "done"
+        assert chat.asked() == ["user: <summary>\nwe spoke\n</summary>", "assistant: fine", "user: b"]
+        assert [record.status async for record in harness.submissions()] == ["done"] * (3 - (comes[-6:] == "sleeps"))
+
+
+async def _asleep(harness: Harness) -> bool:
+    return bool(await harness.tasks(kind=GenerationTask.name, status="sleeping").list())
+
+
+@bounded
+async def test_an_overflow_of_a_context_that_was_compacted_meanwhile_is_only_sent_again() -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def too_long() -> Any:
+        asked.set()
+        await go.wait()
+        return TOO_LONG
+
+    answers: list[Any] = ["fine", too_long, "at last"]
+
+    def answer(request: ModelRequest) -> Any:
+        found = answers.pop(0)
+        return found() if callable(found) else found
+
+    chat = talker("we spoke", answer=answer)
+    chat.settings = small()
+    async with chat.open() as (harness, root):
+        await root.ask(LONG)
+        submission = await root.submit("b")
+        await asked.wait()
+        await ended(harness, await root.compact())
+        go.set()
+        assert (await submission.wait()).status == "done"
+        assert len(summaries_asked(chat)) == len(await compacted(root)) == 1
+        assert chat.asked() == ["user: <summary>\nwe spoke\n</summary>", "assistant: fine", "user: b"]
+
+
 # -- hooks -----------------------------------------------------------------------------------------------------------
 
 
@@ -636,6 +708,22 @@ async def test_without_a_model_it_fails() -> None:
         failure = (await live(harness, root)).compaction_failure
         assert failure is not None
         assert "No model" in failure.message
+
+
+@bounded
+async def test_a_model_that_a_compaction_needs_and_this_process_lacks_is_unresolved(tmp_path: Path) -> None:
+    """Section 10, ``inspect().unresolved``."""
+    chat = talker(Hang(), path=tmp_path / "chat.sqlite", name="scripted:named")
+    chat.settings = small()
+    async with chat.open() as (harness, root):
+        await root.configure(model="scripted:named")
+        await root.ask(LONG)
+        await root.ask("b")
+        await root.compact()
+        await eventually(lambda: len(summaries_asked(chat)) == 1)
+        assert (await harness.inspect()).unresolved == ()
+    async with Harness.open(tmp_path / "chat.sqlite") as harness:
+        assert (await harness.inspect()).unresolved == ("model scripted:named",)
 
 
 @bounded
