@@ -262,6 +262,7 @@ def _tool_item(
         return ToolItem(
             key=key,
             name=call.name,
+            call=call.id,
             arguments=call.arguments,
             output=output if output != text else "",
             dropped=tool.dropped_chars if tool is not None else 0,
@@ -274,10 +275,12 @@ def _tool_item(
         )
     waits: ToolStatus = "approval" if asked else "pending"
     if tool is None:
-        return ToolItem(key=key, name=call.name, arguments=call.arguments, status=waits if finished else "aborted")
+        status = waits if finished else "aborted"
+        return ToolItem(key=key, name=call.name, call=call.id, arguments=call.arguments, status=status)
     return ToolItem(
         key=key,
         name=call.name,
+        call=call.id,
         arguments=call.arguments,
         output=output,
         dropped=tool.dropped_chars,

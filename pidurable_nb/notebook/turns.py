@@ -11,6 +11,7 @@ import signal
 import threading
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from . import frontend
 from .asking import go_on
 from .displays import display, replace_live, request_name
 from .present import answer_view
+from .pressed import connect, decide
 from .render import mimebundle
 from .view import AnswerView
 
@@ -138,6 +140,7 @@ class Turn:
 
         widget = AnswerWidget(view)
         widget.on_stop(lambda: self.chat._bridge.call_soon(self._stop))
+        connect(self.chat._bridge, widget, {"decide": partial(decide, self._conversation)})
         bundle = widget._repr_mimebundle_()
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         self._handle = display(data, metadata=metadata, handle=True)

@@ -203,11 +203,13 @@ _TOOL_BADGES: dict[str, Badge] = {
 class ToolItem(_Part):
     """One call. ``output`` is the tail of what it printed, after ``dropped`` characters that are no longer held.
 
-    ``replay`` is its policy after a crash, ``duration`` in seconds, ``result`` the text that the model gets,
-    ``details_text`` more for people, ``diagnostics`` pairs of severity and message.
+    ``call`` is the id that a decision about it names, ``replay`` its policy after a crash, ``duration`` in seconds,
+    ``result`` the text that the model gets, ``details_text`` more for people, ``diagnostics`` pairs of severity and
+    message.
     """
 
     name: str
+    call: str | None = None
     arguments: JsonValue = None
     output: str = ""
     dropped: int = 0
@@ -460,7 +462,16 @@ class AnswerView(View):
             "result": None if item.result is None else clip(clean_output(item.result), RESULT_LIMIT, where),
             "details": None if item.details_text is None else clip(clean_output(item.details_text), RESULT_LIMIT),
             "diagnostics": _cleaned([list(pair) for pair in item.diagnostics]),
+            "asks": _asks(item),
         }
+
+
+def _asks(item: ToolItem) -> dict[str, str] | None:
+    """What the buttons of a card need that wait for a person; arguments are edited as JSON."""
+    if item.status != "approval" or item.call is None:
+        return None
+    arguments = json.dumps(item.arguments or {}, ensure_ascii=False, indent=2)
+    return {"call": item.call, "arguments": arguments}
 
 
 def full_arguments(arguments: JsonValue) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -418,6 +419,60 @@ def test_what_a_subshell_swallows_is_said_again_past_it(page: Page) -> None:
     assert message["content"] == {"comm_id": "address", "data": {"method": "custom", "content": press}}
     assert (message["channel"], message["header"]["msg_type"]) == ("shell", "comm_msg")
     assert "subshell_id" not in message["header"]
+
+
+def decided(page: Page) -> dict[str, Any]:
+    """The newest decision that the page sent, without the name of the press."""
+    press = [message for message in sent(page, "a") if message.get("do") == "decide"][-1]
+    send(page, "a", {"heard": press["press"]})
+    return {name: value for name, value in press.items() if name not in ("do", "press")}
+
+
+def test_a_call_that_waits_is_decided_by_buttons_and_by_the_keyboard_alone(page: Page) -> None:
+    view = ANSWERS["approval"]
+    show_live(page, "a", view)
+    group = page.get_by_role("group", name="Decide about this call")
+    group.get_by_role("button", name="Approve this call").click()
+    assert decided(page) == {"call": "c9", "approve": True}
+    expect(group.get_by_role("button", name="Deny this call")).to_have_attribute("aria-disabled", "true")
+    press = [message["press"] for message in sent(page, "a") if message.get("do") == "decide"][-1]
+    send(page, "a", {"heard": press, "error": "no call 'c9' waits for a decision"})
+    expect(group.get_by_role("status")).to_have_text("no call 'c9' waits for a decision")
+
+    group.get_by_role("button", name="Edit the arguments of this call").focus()
+    page.keyboard.press("Enter")
+    field = group.get_by_label("arguments, as a JSON object")
+    expect(field).to_be_focused()
+    assert json.loads(field.input_value()) == {"amount": 120.5, "to": "DE12"}
+    for wrong, said in (("{", "that is not JSON"), ("[1]", "arguments are a JSON object")):
+        field.fill(wrong)
+        page.keyboard.press("Control+Enter")
+        expect(group.get_by_role("status")).to_contain_text(said)
+    field.fill('{"amount": 5}')
+    page.keyboard.press("Escape")
+    expect(field).to_be_hidden()
+    expect(group.get_by_role("button", name="Edit the arguments of this call")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Control+Enter")
+    assert decided(page) == {"call": "c9", "approve": True, "arguments": {"amount": 5}}
+
+
+def test_a_denial_takes_a_note(page: Page) -> None:
+    view = ANSWERS["approval"]
+    show_live(page, "a", view)
+    group = page.get_by_role("group", name="Decide about this call")
+    group.get_by_role("button", name="Deny this call").click()
+    page.keyboard.type("not today")
+    page.keyboard.press("Enter")
+    assert decided(page) == {"call": "c9", "approve": False, "note": "not today"}
+    group.get_by_role("button", name="Deny this call").focus()
+    running = view.replaced(
+        status="running", items=(view.items[0], view.items[1].replaced(status="blocked", result="denied"))
+    )
+    for _ in play(page, "a", [view, running]):
+        pass
+    expect(group).to_be_hidden()
+    assert page.evaluate("document.activeElement.localName") == "summary"
 
 
 def test_folding_by_the_keyboard_survives_updates(page: Page) -> None:

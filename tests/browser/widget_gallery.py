@@ -237,6 +237,24 @@ ANSWERS: dict[str, AnswerView] = {
         prompt="Deploy the thing\nand tell me how it went",
         show_prompt=True,
     ),
+    "approval": AnswerView(
+        status="waiting",
+        reason='for you, to allow `transfer(amount=120.5, to="DE12")`: `%durable approve c9` or `%durable deny c9`',
+        model="openai:gpt-4.1",
+        started_at=START,
+        can_stop=True,
+        items=(
+            TextItem(key="a", text="I would pay the invoice now."),
+            ToolItem(
+                key="c",
+                name="transfer",
+                call="c9",
+                arguments={"amount": 120.5, "to": "DE12"},
+                status="approval",
+                replay="unsafe",
+            ),
+        ),
+    ),
     "hostile": AnswerView(
         status="done",
         prompt=HOSTILE,

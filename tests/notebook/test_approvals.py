@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,3 +132,42 @@ def test_errors_are_clear(chat: Chat) -> None:
         run("deny other")
     run("approve")
     turn.result()
+
+
+@pytest.mark.parametrize(
+    ("press", "paid", "said"),
+    [
+        ({"approve": True}, [100], "so: paid 100"),
+        ({"approve": True, "arguments": {"amount": 3}}, [3], "so: paid 3"),
+        ({"approve": False, "note": "too much"}, [], "too much"),
+    ],
+)
+def test_the_buttons_of_a_card_decide_as_the_magics_do(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, press: dict[str, Any], paid: list[int], said: str
+) -> None:
+    monkeypatch.setenv("PIDURABLE_NB_LIVE", "1")
+    turn = asked(chat)
+    turn.show()
+    widget = turn._widget
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(widget, "say", told.append)
+    widget._handle_custom_msg({"do": "decide", "press": "p1", "call": "call-1", **press}, [])
+    assert said in turn.result().text
+    assert chat.paid == paid  # type: ignore[attr-defined]
+    assert told == [{"heard": "p1"}, {"heard": "p1", "done": None}]
+
+
+def test_a_button_that_comes_too_late_or_says_nonsense_is_told_so(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIDURABLE_NB_LIVE", "1")
+    turn = asked(chat)
+    turn.show()
+    widget = turn._widget
+    told: list[Any] = []
+    monkeypatch.setattr(widget, "say", lambda content: told.append(content.get("error")))
+    chat.deny("call-1")
+    turn.result()
+    for press, said in (({"call": "call-1"}, "no call 'call-1' waits"), ({"call": 7}, "the page did not say call")):
+        widget._handle_custom_msg({"do": "decide", "press": said, **press}, [])
+        chat.run(lambda: asyncio.sleep(0))
+        assert said in told[-1]
+    assert chat.paid == []  # type: ignore[attr-defined]

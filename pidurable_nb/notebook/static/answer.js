@@ -32,7 +32,7 @@ export function mountAnswer(feed, model, el) {
   root.append(header, prompt, problem, body, footer);
   el.append(root);
 
-  const showParts = parts(body);
+  const showParts = parts(body, feed);
   let stopping = false;
   let late = "";
   let lostAt = null;

@@ -63,7 +63,109 @@ function noticePart() {
   };
 }
 
-function toolPart() {
+// Buttons that decide about a call which waits for a person.
+function decision(feed, home) {
+  const node = make("div", "pd-decision", { role: "group", "aria-label": "Decide about this call" });
+  const row = make("div", "pd-row");
+  const said = make("div", "pd-said", { role: "status" });
+  const editor = make("label", "pd-field");
+  const text = make("textarea", "pd-input pd-mono", { rows: "4", spellcheck: "false" });
+  editor.append("arguments, as a JSON object", text);
+  const reason = make("label", "pd-field");
+  const note = make("input", "pd-input", { type: "text" });
+  reason.append("what the model is told (may stay empty)", note);
+  const button = (words, name, act) => {
+    const made = make("button", "pd-button", { type: "button", "aria-label": name });
+    made.textContent = words;
+    made.addEventListener("click", () => made.getAttribute("aria-disabled") !== "true" && act());
+    row.append(made);
+    return made;
+  };
+  let ask = null;
+  let mode = "";
+  let sent = false;
+  const approve = button("Approve", "Approve this call", () => (mode ? send() : decide({ approve: true })));
+  const edit = button("Edit arguments", "Edit the arguments of this call", () => open("edit", text));
+  const deny = button("Deny", "Deny this call", () => (mode ? send() : open("deny", note)));
+  const cancel = button("Cancel", "Cancel, and decide later", () => open(""));
+  approve.classList.add("pd-primary");
+  node.append(editor, reason, row, said);
+
+  function open(next, field = null) {
+    const before = mode;
+    mode = next;
+    put(said, "");
+    show(ask);
+    if (field) field.focus();
+    else if (before) (before === "edit" ? edit : deny).focus();
+  }
+
+  function send() {
+    if (mode === "deny") {
+      decide({ approve: false, note: note.value.trim() || null });
+      return;
+    }
+    let given;
+    try {
+      given = JSON.parse(text.value);
+    } catch (error) {
+      put(said, `that is not JSON: ${error.message}`);
+      text.focus();
+      return;
+    }
+    if (given === null || typeof given !== "object" || Array.isArray(given)) put(said, "arguments are a JSON object, such as {\"days\": 3}");
+    else decide({ approve: true, arguments: given });
+  }
+
+  function decide(choice) {
+    sent = true;
+    put(said, choice.approve ? "approved…" : "denied…");
+    show(ask);
+    feed.press("decide", { call: ask.call, ...choice }, {
+      magic: `%durable ${choice.approve ? "approve" : "deny"} ${ask.call}`,
+      tell(news) {
+        const problem = news.late ?? news.error;
+        if (!problem) return;
+        if (!news.waits) sent = false;
+        ticks(said, problem);
+        show(ask);
+      },
+    });
+  }
+
+  function show(asked) {
+    if (asked?.call !== ask?.call) {
+      mode = "";
+      sent = false;
+      text.value = asked?.arguments ?? "";
+      note.value = "";
+      ticks(said, "");
+    }
+    // What had the focus goes away with the question: its card takes it.
+    if (!asked && ask && node.contains(document.activeElement)) home.focus();
+    ask = asked;
+    toggle(node, Boolean(asked));
+    toggle(editor, mode === "edit");
+    toggle(reason, mode === "deny");
+    toggle(approve, mode !== "deny");
+    toggle(edit, mode === "");
+    toggle(deny, mode !== "edit");
+    toggle(cancel, mode !== "");
+    put(approve, mode === "edit" ? "Approve with these" : "Approve");
+    for (const made of [approve, edit, deny, cancel]) made.setAttribute("aria-disabled", String(sent || feed.lost));
+  }
+
+  node.addEventListener("keydown", (event) => {
+    event.stopPropagation(); // the notebook has commands of its own
+    if (event.key === "Escape" && mode) open("");
+    else if (event.key === "Enter" && (event.target === note || (event.target === text && event.ctrlKey))) send();
+    else return;
+    event.preventDefault();
+  });
+  return { node, show };
+}
+
+function toolPart(feed) {
   const node = make("details", "pd-tool");
   node.open = true;
   const summary = make("summary");
@@ -85,7 +187,8 @@ function toolPart() {
   const result = box("result");
   const details = box("details");
   const diagnostics = make("div", "pd-diagnostics");
-  body.append(full, output.node, result.node, details.node, diagnostics);
+  const decide = decision(feed, summary);
+  body.append(full, output.node, result.node, details.node, diagnostics, decide.node);
   node.append(summary, body);
   return {
     node,
@@ -104,7 +207,8 @@ function toolPart() {
       details.show(item.details);
       put(diagnostics, item.diagnostics.map(([severity, message]) => `${severity}: ${message}`).join("\n"));
       toggle(diagnostics, item.diagnostics.length > 0);
-      const parts = [full, output.node, result.node, details.node, diagnostics];
+      decide.show(item.asks);
+      const parts = [full, output.node, result.node, details.node, diagnostics, decide.node];
       toggle(body, parts.some((part) => !part.hidden));
     },
   };
@@ -113,7 +217,7 @@ function toolPart() {
 const PARTS = { text: textPart, thinking: thinkingPart, notice: noticePart, tool: toolPart };
 
 // Keep one part for each key, in the order of `items`; a part that stays is changed, not made again.
-export function parts(host) {
+export function parts(host, feed) {
   const kept = new Map();
   return function show(items) {
     const seen = new Set();
@@ -124,7 +228,7 @@ export function parts(host) {
       seen.add(key);
       let part = kept.get(key);
       if (!part) {
-        part = PARTS[item.kind]();
+        part = PARTS[item.kind](feed);
         kept.set(key, part);
       }
       if (part.node === place) place = place.nextSibling;
