@@ -12,13 +12,13 @@ the one that ends it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import UnknownModel
 from ..messages import AssistantMessage, Message, SystemMessage, TextBlock, UserMessage
 from ..models.errors import is_retryable, retry_after
-from ..models.protocol import Model, ModelRequest
+from ..models.protocol import CountingModel, Model, ModelRequest
 from ..records import (
     ConversationId,
     EntryId,
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 Reason = Literal["manual", "threshold", "overflow"]
 
 KIND = "pi.compaction"
+
+Counter: TypeAlias = "Callable[[Message], int]"
+"""How many tokens a message takes."""
 
 IMAGE_TOKENS = 1500
 """About what providers count for an image."""
@@ -168,8 +171,29 @@ def message_tokens(message: Message) -> int:
     return tokens
 
 
-def context_tokens(context: ConversationContext) -> int:
-    """About how many tokens a request takes: what the last answer's usage says, and an estimate of what came after.
+def counter(model: Model | None, report: Callable[[Exception], None]) -> Counter:
+    """What counts the tokens of messages for a model: its own counter, else the estimate.
+
+    A counter that raises, or returns no number, is reported once, and the estimate takes its place.
+    """
+    count: Counter = message_tokens
+    if isinstance(model, CountingModel):
+        count = model.count_tokens
+
+    def counted(message: Message) -> int:
+        nonlocal count
+        try:
+            return int(count(message))
+        except Exception as error:
+            report(error)
+            count = message_tokens
+            return count(message)
+
+    return message_tokens if count is message_tokens else counted
+
+
+def context_tokens(context: ConversationContext, count: Counter = message_tokens) -> int:
+    """About how many tokens a request takes: what the last answer's usage says, and a count of what came after.
 
     An answer from before the head was asked with what the head has replaced, so that its usage says nothing. It reads
     no further back than that answer: a turn's time stays free of the length of what it goes on from.
@@ -185,7 +209,7 @@ def context_tokens(context: ConversationContext) -> int:
                     continue
                 if entry.id > after_head and message.usage.total_tokens:
                     return tokens + message.usage.total_tokens
-            tokens += message_tokens(message)
+            tokens += count(message)
     return tokens
 
 
@@ -195,7 +219,7 @@ def _room(window: int, policy: CompactionPolicy) -> int:
 
 
 def context_pressure(
-    context: ConversationContext, window: int, policy: CompactionPolicy
+    context: ConversationContext, window: int, policy: CompactionPolicy, count: Counter = message_tokens
 ) -> Literal["full", "near"] | None:
     """Whether a context needs a compaction before the next request (``full``) or soon (``near``).
 
@@ -205,25 +229,25 @@ def context_pressure(
         return None
     room = _room(window, policy)
     soon = room - policy.background_tokens if room > policy.background_tokens else room * 3 // 4
-    tokens = context_tokens(context)
+    tokens = context_tokens(context, count)
     if tokens <= soon:
         return None
     view = context.view()
-    if select(view, _keep("threshold", view, window, policy)) is None:
+    if select(view, _keep("threshold", view, window, policy, count), count) is None:
         return None
     return "full" if tokens > room else "near"
 
 
-def _keep(reason: Reason, view: ContextView, window: int, policy: CompactionPolicy) -> int:
+def _keep(reason: Reason, view: ContextView, window: int, policy: CompactionPolicy, count: Counter) -> int:
     """Tokens to keep word for word: of a context that is too long at most half, whatever the estimate says."""
     if reason == "manual":
         return policy.keep_recent_tokens
     keep = policy.keep_recent_tokens if window <= 0 else min(policy.keep_recent_tokens, _room(window, policy) // 2)
-    estimated = sum(message_tokens(message) for message in view.messages if message.role != "system")
-    return min(keep, estimated // 2)
+    counted = sum(count(message) for message in view.messages if message.role != "system")
+    return min(keep, counted // 2)
 
 
-def select(view: ContextView, keep: int) -> Cut | None:
+def select(view: ContextView, keep: int, count: Counter = message_tokens) -> Cut | None:
     """Divide a context so that about ``keep`` tokens remain; ``None`` when there is nothing to summarise.
 
     A cut lies before a user message or an answer, where no call is without its result. Where even the last such place
@@ -241,7 +265,7 @@ def select(view: ContextView, keep: int) -> Cut | None:
                 waiting = {call.id for call in message.tool_calls}
             elif message.role == "tool_result":
                 waiting.discard(message.call_id)
-    sizes = [sum(message_tokens(message) for message in messages if message.role != "system") for _, messages in read]
+    sizes = [sum(count(message) for message in messages if message.role != "system") for _, messages in read]
     if not places or sum(sizes) <= keep:
         return None
     kept = sum(sizes[places[-1] :])
@@ -268,7 +292,8 @@ async def _summarise(task: Run, attempt: int) -> None:
     model, why = _find_model(harness, agent.model)
     view = await task.context()
     window = 0 if model is None else model.context_window
-    cut = select(view, _keep(task.input.reason, view, window, policy))
+    count = counter(model, task.report)
+    cut = select(view, _keep(task.input.reason, view, window, policy, count), count)
     if cut is None:
         await _end(task)
         return

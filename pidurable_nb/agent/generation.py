@@ -39,7 +39,7 @@ from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
 from ..values import JsonValue, Value, check_json
 from .agent import Agent, prompt_change, render_sections
-from .compaction import CompactionInput, compaction_waits, context_pressure, place_summaries, start_compaction
+from .compaction import CompactionInput, compaction_waits, context_pressure, counter, place_summaries, start_compaction
 from .extension import Continue, GenerationHooks, PromptInput, RunEndTask
 from .hooks import call_hook, hook_context
 from .runs import (
@@ -212,7 +212,7 @@ async def prepare(task: Run, attempt: int, compacted: Compacted | None = None) -
         await _fail(task, "limit", over)
         return
     context = await harness._context(task.conversation_id)
-    pressure = context_pressure(context, model.context_window, settings.compaction)
+    pressure = context_pressure(context, model.context_window, settings.compaction, counter(model, task.report))
     if pressure == "full" and compacted is None:
         async with task.commit() as tx:
             live = await tx.doc(LiveState, task.conversation_id)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         on_progress as on_progress,
     )
     from .protocol import (
+        CountingModel as CountingModel,
         DeferredModel as DeferredModel,
         Finish as Finish,
         Model as Model,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Availability": "catalog",
+    "CountingModel": "protocol",
     "DefaultModels": "catalog",
     "DeferredModel": "protocol",
     "ErrorKind": "errors",

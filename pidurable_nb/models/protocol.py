@@ -114,6 +114,16 @@ class DeferredModel(Model, Protocol):
 
 
 @runtime_checkable
+class CountingModel(Model, Protocol):
+    """A model that counts tokens itself, for compactions; for others a token is taken for four characters."""
+
+    def count_tokens(self, message: Message) -> int:
+        """How many tokens a message takes in a request, tool declarations included. Called often, on the engine's loop:
+        quick, and without effects."""
+        ...
+
+
+@runtime_checkable
 class Models(Protocol):
     """Models by id."""
 

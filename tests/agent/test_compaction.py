@@ -26,7 +26,7 @@ from pidurable_nb import (
 from pidurable_nb.agent.compaction import render, select
 from pidurable_nb.agent.generation import GenerationTask
 from pidurable_nb.messages import AssistantMessage, Message, TextBlock, ToolCall, ToolResultMessage, Usage, UserMessage
-from pidurable_nb.models import Hang, ModelRequest, Reply
+from pidurable_nb.models import Hang, ModelRequest, Reply, ScriptedModel
 from pidurable_nb.records import ConversationId, Entry, EntryId, outcome_of_task
 from pidurable_nb.session.context import ConversationContext
 from pidurable_nb.testing import ManualClock
@@ -174,6 +174,47 @@ def test_long_messages_are_shortened_until_the_request_fits() -> None:
     assert "short" in text
     assert "result of work: done" in text
     assert len(render([said("x" * 50)] * 100, 500)) <= 500
+
+
+class Counting(ScriptedModel):
+    """A model to which each character is a token, and which may forget how to count."""
+
+    breaks = False
+    asked = 0
+
+    def count_tokens(self, message: Message) -> int:
+        self.asked += 1
+        if self.breaks:
+            raise LookupError("no vocabulary")
+        return len(message.text)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@bounded
+async def test_a_model_may_count_for_itself_and_a_counter_that_breaks_is_reported(breaks: bool) -> None:
+    """Section 13: what fills a context after the last answer, and what is kept, by the model's own counter."""
+    chat = talker()
+    chat.models = model = Counting(
+        lambda request: "we spoke" if is_compaction(request) else Reply("fine", usage=Usage(input_tokens=10)),
+        context_window=1000,
+    )
+    model.breaks = breaks
+    chat.settings = small(keep_recent_tokens=100, background_tokens=1)
+    async with chat.open() as (_, root):
+        for text in ("first", "x" * 80, "y" * 80):
+            await root.ask(text)
+        assert await compacted(root) == []
+        await root.ask("z" * 950)  # a quarter of that, by the estimate
+        assert model.asked > 0
+        if breaks:
+            assert await compacted(root) == []
+            assert {kind for kind, _ in chat.reported()} == {"task_error"}
+            return
+        [placed] = await compacted(root)
+        assert placed.data == {"reason": "threshold"}
+        kept = [m.text for m in (await root.context()).messages]
+        assert kept == ["<summary>\nwe spoke\n</summary>", "z" * 950, "fine"]
+        assert chat.reports == []
 
 
 # -- by hand ---------------------------------------------------------------------------------------------------------
@@ -776,7 +817,7 @@ async def test_one_that_breaks_is_not_shown_any_more(monkeypatch: pytest.MonkeyP
     async with chat.open() as (harness, root):
         await root.ask(LONG)
         await root.ask("b")
-        monkeypatch.setattr("pidurable_nb.agent.compaction.select", lambda view, keep: 1 / 0)
+        monkeypatch.setattr("pidurable_nb.agent.compaction.select", lambda *_: 1 / 0)
         assert await ended(harness, await root.compact()) == "faulted"
         shown = await live(harness, root)
         assert shown.compactions == ()
