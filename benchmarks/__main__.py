@@ -37,6 +37,7 @@ GROUPS: dict[str, Group] = {
     "commits": lambda folder, scale, peer: engine.commit_figures(folder, scale),
     "turns": engine.turn_figures,
     "growth": lambda folder, scale, peer: engine.growth_figures(folder, scale),
+    "compaction": lambda folder, scale, peer: engine.compaction_figures(folder, scale),
     "deltas": lambda folder, scale, peer: engine.delta_figures(folder, scale),
     "opening": engine.opening_figures,
     "tasks": lambda folder, scale, peer: many.task_figures(folder, scale),

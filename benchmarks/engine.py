@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import aiosqlite
+import psutil
 
 from pidurable_nb import (
     AgentChange,
+    CompactionPolicy,
     Document,
     Extension,
     Harness,
     Registry,
     Session,
+    Settings,
     SqliteStorage,
     tool,
 )
@@ -227,6 +230,39 @@ async def growth_figures(folder: Path, scale: float) -> AsyncIterator[Figure]:
     yield Figure(f"a turn after {last:,} turns", late * 1000, "ms", "within 10 % of the former", late <= 1.1 * early)
     size = path.stat().st_size / last
     yield Figure("the file, for each turn of short text", size, "bytes", "below 3,000", size < 3000)
+
+
+async def compaction_figures(folder: Path, scale: float) -> AsyncIterator[Figure]:
+    """Whether a conversation of 3,000 turns that is compacted on its way keeps its time for a turn and its memory."""
+    last = max(600, int(3000 * scale))
+    model = ScriptedModel(
+        lambda request: Reply("What was said.") if "<conversation>" in request.messages[-1].text else Reply(SHORT),
+        name=MODEL,
+        record=False,
+        context_window=4000,
+    )
+    policy = CompactionPolicy(reserve_tokens=500, keep_recent_tokens=500, background_tokens=500)
+    taken, resident = [], []
+    process = psutil.Process()
+    async with Harness.open(folder / "compacted.sqlite", models=model, settings=Settings(compaction=policy)) as harness:
+        root = await harness.root()
+        for _ in range(last):
+            start = time.process_time()
+            await root.ask(QUESTION)
+            taken.append(time.process_time() - start)
+            resident.append(process.memory_info().rss)
+        kept = len((await root.context()).entries)
+        compactions = len(await harness.tasks(kind="pi.compaction").list())
+    window = last // 6  # many compactions lie in it
+    early, late = sum(taken[window : 2 * window]) / window, sum(taken[-window:]) / window
+    yield Figure(
+        f"compactions in {last:,} turns", compactions, "", "at least one in 100 turns", compactions >= last / 100
+    )
+    yield Figure(f"entries in memory after {last:,} turns", kept, "", "below 200", kept < 200)
+    yield Figure("CPU of a turn early, compactions included", early * 1000, "ms")
+    yield Figure(f"the same after {last:,} turns", late * 1000, "ms", "within 10 % of the former", late <= 1.1 * early)
+    grown = (resident[-1] - resident[2 * window]) / 1e6
+    yield Figure(f"memory that {last - 2 * window:,} more turns take", grown, "MB", "below 10", grown < 10)
 
 
 # -- deltas ----------------------------------------------------------------------------------------------------------
