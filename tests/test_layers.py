@@ -17,7 +17,7 @@ PACKAGE = Path(pidurable_nb.__file__).parent
 NAME = "pidurable_nb"
 
 LAYERS: list[tuple[str, ...]] = [
-    ("values", "errors"),
+    ("values", "errors", "faults"),
     ("messages", "records", "patch"),
     ("models.protocol", "models.errors"),
     ("storage",),

@@ -33,6 +33,7 @@ from ..errors import (
     SessionForked,
     StorageRequestError,
 )
+from ..faults import reach
 from ..records import (
     ROOT,
     ConversationId,
@@ -126,6 +127,7 @@ class CommitBlock(Generic[X]):
         await session._line.acquire()
         try:
             session._check_alive()
+            reach("commit.line", session.storage.name)
             self._tx = self._make()
         except BaseException:
             session._line.release()
@@ -140,6 +142,7 @@ class CommitBlock(Generic[X]):
         refused: BaseException | None = None
         try:
             if error is None:
+                reach("commit.ended", session.storage.name)
                 if self._prepare is not None:
                     await self._prepare(tx)  # still inside: rules that look at everything the body staged
                 sealed = session._seal(tx)
@@ -293,16 +296,17 @@ class Session:
                 settled(asked.result(), None)
 
         storage = self.storage
-        if not isinstance(storage, QueuedStorage):
-            store = self._loop.create_task(_commit_to(storage, items, sealed.at))
-            self._stores.add(store)
-            store.add_done_callback(self._stores.discard)
-            store.add_done_callback(stored)
-            return
         try:
+            reach("commit.sealed", storage.name)
+            if not isinstance(storage, QueuedStorage):
+                store = self._loop.create_task(_commit_to(storage, items, sealed.at))
+                self._stores.add(store)
+                store.add_done_callback(self._stores.discard)
+                store.add_done_callback(stored)
+                return
             storage.enqueue(items, settled, at=sealed.at)
         except Exception as error:
-            self._loop.call_soon(settled, None, error)
+            self._fail(error, sealed)  # at once: the next body would run on what is not going to be stored
         if self._attending is None:
             self._attending = self._loop.create_task(self._attend())
 
@@ -339,9 +343,7 @@ class Session:
             self._adopt(sealed)
 
     def _adopt(self, sealed: _Sealed) -> None:
-        staged = sealed.staged
-        self._committed.apply(staged)
-        self._sealed.settled(staged)
+        staged, name = sealed.staged, self.storage.name
         publication = Publication(
             sealed.seq or 0,
             sealed.at,
@@ -352,16 +354,20 @@ class Session:
             staged.documents,
         )
         try:
+            reach("commit.stored", name)
+            self._committed.apply(staged)
+            self._sealed.settled(staged)
+            reach("commit.adopted", name)
             self._published(publication)
-        except Exception as error:  # a raise in the engine's own listeners fails the session (engine.md, section 15)
-            self._fail(error, sealed)
-            return
-        if self._watches:
             for watch, deliver in list(self._watches.items()):
                 try:
                     deliver(publication)
                 except Exception as error:
                     watch._finish(WatchEnd("failed", error))
+            reach("commit.published", name)
+        except Exception as error:  # a raise in the engine's own listeners fails the session (engine.md, section 15)
+            self._fail(error, sealed)
+            return
         sealed.settled = True
         for waiter in sealed.waiters:
             if not waiter.done():
@@ -370,7 +376,7 @@ class Session:
     async def _wait_settled(self, sealed: _Sealed, *, own: bool = True) -> None:
         """Return when a sealed commit is settled. A cancellation is kept until then (engine.md, section 3)."""
         cancelled: asyncio.CancelledError | None = None
-        while not sealed.settled and sealed.error is None and self._failure is None:
+        while not sealed.settled and self._failure is None:
             waiter: asyncio.Future[None] = self._loop.create_future()
             sealed.waiters.append(waiter)
             try:
@@ -380,7 +386,7 @@ class Session:
         if cancelled is not None:
             raise cancelled
         if not sealed.settled:
-            if own and sealed.error is not None:
+            if own and sealed.error is not None and sealed.error is self._failure:
                 raise sealed.error
             raise self._failed_error()
 
@@ -477,19 +483,20 @@ class Session:
         return self._committed.documents[address]
 
     async def _load_document(self, address: Address) -> None:
-        state: DocumentState | None = None
-        scope = self._scopes(address)
-        for name in scope:
-            record = await self._read(self.storage.find_document(address.kind, name, address.scope_id, address.key))
-            if record is not None:
-                stored = await self._read(self.storage.document(record.id))
-                if stored is not None:
-                    state = DocumentState(stored.record, stored.version, stored.value, stored.deltas)
-                break
+        state = await self._read(self._stored_document(address))
         # A commit that settled while storage was read knows better.
         for mirror in (self._sealed, self._committed):
             if address not in mirror.documents:
                 mirror.put_document(address, state)
+
+    async def _stored_document(self, address: Address) -> DocumentState | None:
+        reach("read.document", self.storage.name)
+        for scope in self._scopes(address):
+            record = await self.storage.find_document(address.kind, scope, address.scope_id, address.key)
+            if record is not None:
+                found = await self.storage.document(record.id)
+                return None if found is None else DocumentState(found.record, found.version, found.value, found.deltas)
+        return None
 
     @staticmethod
     def _scopes(address: Address) -> tuple[Literal["session", "conversation", "task"], ...]:
@@ -842,6 +849,7 @@ class Session:
     async def _finish(self) -> None:
         """The one way out, closed or failed: stop what runs, let the line settle, release the storage."""
         try:
+            reach("close.begun", self.storage.name)
             await self._stopping()
             if self._failure is None:
                 async with self._line:  # commits that were admitted before have left it
@@ -909,6 +917,7 @@ class Session:
         """Read what is live into both mirrors."""
         mirror = self._sealed
         storage = self.storage
+        reach("open.load", storage.name)
         conversations: set[int] = {ROOT}
         live: list[TaskRecord] = []
         cursor: int | None = None

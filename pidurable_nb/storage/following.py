@@ -27,6 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
 
 from ..errors import DurableError, StorageCorrupt, StorageError, StorageRequestError
+from ..faults import reach
 from .jsonl import JOURNAL, replay
 from .lock import LockHolder, holder, warn_about_network
 from .memory import MemoryState
@@ -294,6 +295,7 @@ class FollowedStorage(Opening):
 
     def _look(self, read: Callable[[Reader], T]) -> T:
         """One read of the newest commit, after everything up to that commit was handed over."""
+        reach("follow.look", self.name)
         stamp = self._source.stamp()
         with self._source.snapshot() as reads:
             seq = reads.seq if isinstance(reads, MemoryState) else reads.last_seq()

@@ -20,6 +20,7 @@ old one.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ from typing import Any, Literal
 from pydantic_core import from_json, to_json
 
 from ..errors import DurableError, SchemaTooNew, StorageCorrupt, StorageError, StorageRequestError
+from ..faults import reach
 from ..records import Attempt, DocumentRecord, Life
 from .common import highest_id, new_life
 from .lock import OwnerLock, warn_about_network
@@ -376,7 +378,9 @@ class JsonlStorage(QueuedStorage[_Line]):
             fd = os.open(self._journal, os.O_WRONLY | os.O_APPEND)
             self._size = os.fstat(fd).st_size
             self._fd = fd
+            reach("open.life", self.name)
             self._append(line_of(f'"life":{self.life.to_json()}'))
+            reach("open.stored", self.name)
             self._state.open_life(self.life)
             self.last_seq = self._sealed_seq = self._state.seq
             self._next_id = self._state.top_id
@@ -460,6 +464,7 @@ class JsonlStorage(QueuedStorage[_Line]):
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
+            reach("open.file", self.name)
             os.replace(draft, self._journal)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -480,6 +485,7 @@ class JsonlStorage(QueuedStorage[_Line]):
     def _transaction(self, group: list[_Line]) -> None:
         if self._lost is not None:
             raise self._lost
+        reach("store.begun", self.name)
         state = self._state
         undo: list[Callable[[], object]] = []
         try:
@@ -489,6 +495,7 @@ class JsonlStorage(QueuedStorage[_Line]):
                     state.apply(sealed.items, seq, at, sealed.life)
 
                 state.commit(apply, sealed.at, sealed.life, sealed.top_id, undo)
+            reach("store.written", self.name)
             self._append(b"".join(sealed.line for sealed in group))
         except BaseException:
             for step in reversed(undo):
@@ -530,23 +537,30 @@ class JsonlStorage(QueuedStorage[_Line]):
         size = await self._read(lambda: self._size)
 
         def copy() -> None:
+            target = Path(os.path.realpath(path))
+            draft = target.with_name(target.name + ".new")
+            if os.path.lexists(target):
+                raise StorageRequestError(f"{path} exists already; a backup needs a new path.")
             try:
-                os.mkdir(path, 0o700)
-                target = os.open(Path(path) / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-                with open(self._journal, "rb") as source, os.fdopen(target, "wb") as copied:
+                draft.mkdir(0o700, exist_ok=True)  # one that a killed process left is written anew
+                copied = os.open(draft / JOURNAL, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+                with open(self._journal, "rb") as source, os.fdopen(copied, "wb") as file:
                     left = size
                     while left and (piece := source.read(min(left, 1 << 20))):
-                        copied.write(piece)
+                        file.write(piece)
                         left -= len(piece)
+                reach("backup.copied", self.name)
+                os.rename(draft, target)
             except OSError as error:
-                raise StorageRequestError(
-                    f"a backup of {self.name} cannot be written to {path}: {error.strerror}. It needs a new path."
-                ) from error
+                raise StorageRequestError(f"a backup of {self.name} cannot be written to {path}: {error}.") from error
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
 
         await call_once(copy, "backup")
 
     def _end(self, ended: Literal["closed", "failed"], ended_at: float) -> None:
         try:
+            reach("close.end", self.name)
             if self._lost is None:
                 self._append(line_of(f'"ended":{_text(ended)},"at":{_text(ended_at)}'))
         finally:

@@ -25,6 +25,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ..errors import SessionInUse, StorageError
+from ..faults import reach
 from .common import StorageWarning
 
 PATIENCE = 0.25
@@ -75,6 +76,7 @@ class OwnerLock:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
+                reach("open.lock", name)
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
             except OSError as error:
                 raise StorageError(

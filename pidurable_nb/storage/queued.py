@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from ..errors import StorageError
+from ..faults import reach
 from .lock import OwnerLock
 from .protocol import BatchItem
 from .reading import Opening
@@ -114,6 +115,7 @@ class QueuedStorage(Opening, Generic[S]):
         Raises at once what makes the batch impossible, as ``commit`` does.
         """
         self._guard()
+        reach("store.called", self.name)
         when = self._clock() if at is None else at
         sealed = self._seal(batch, self._sealed_seq + 1, when, self.life.id, self._next_id)
         self._sealed_seq = sealed.seq
@@ -138,6 +140,8 @@ class QueuedStorage(Opening, Generic[S]):
                 self._posted = True
                 self._worker.post(self._store_queued)
             outcome = self._store(group)
+        if outcome.stored:
+            reach("store.done", self.name)
         deliver(group[0].loop, self._settle, outcome)
 
     def _store(self, group: list[S]) -> _Outcome[S]:
@@ -208,6 +212,7 @@ class QueuedStorage(Opening, Generic[S]):
             if self._abandoned:
                 raise Abandoned
             try:
+                reach("read.called", self.name)
                 return read(*args)
             except Exception as error:
                 raise_translated(error, self._translated(error))
@@ -232,6 +237,7 @@ class QueuedStorage(Opening, Generic[S]):
         def end() -> None:
             try:
                 self._end(ended, ended_at)
+                reach("close.done", self.name)
             except Exception as error:
                 if ended == "closed":  # a storage that failed may well be unable to write its end
                     raise_translated(error, self._translated(error))

@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeVar
 import aiosqlite
 
 from ..errors import DurableError, StorageCorrupt, StorageError, StorageRequestError
+from ..faults import reach
 from ..records import (
     DocumentRecord,
 )
@@ -293,12 +294,15 @@ class SqliteStorage(QueuedStorage[_Sealed]):
             self._worker.stop()
             raise
         connection: sqlite3.Connection | None = None
+        stored = False
         try:
             if not check_file(self.path, self.name):
-                create_file(self.path)
+                create_file(self.path, self.name)
             self._had_log = log_of(self.path).exists()
             connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None)
             self._prepare(connection, opened_at)
+            stored = True
+            reach("open.stored", self.name)
             with self._storing:
                 if self._abandoned:
                     raise Abandoned
@@ -309,7 +313,9 @@ class SqliteStorage(QueuedStorage[_Sealed]):
                 _open.add(self)
         except BaseException as error:
             if connection is not None:
-                connection.close()
+                with closing(connection):
+                    if stored:
+                        _take_back_note(connection, self.life.id)
             self._lock.release()
             self._worker.stop()
             raise_translated(error, _translated(error, self.name))
@@ -347,6 +353,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
             "VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(id), 0) FROM attempts), 1)",
             (life.id, life.pid, life.host, life.kernel, life.opened_at, seq),
         )
+        reach("open.life", self.name)
         connection.execute("COMMIT")
         # The life goes into the file itself: a copy that is made without the log then says that it lacks it.
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -363,6 +370,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
 
     def _transaction(self, group: list[_Sealed]) -> None:
         cursor = self._cursor
+        reach("store.begun", self.name)
         cursor.execute("BEGIN IMMEDIATE")
         try:
             entries = group[0].entries if len(group) == 1 else [row for sealed in group for row in sealed.entries]
@@ -377,6 +385,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
                 cursor.execute(_COMMIT, commits[0])
             else:
                 cursor.executemany(_COMMIT, commits)
+            reach("store.written", self.name)
             cursor.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
@@ -403,6 +412,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
                     connection.execute("VACUUM INTO ?", (str(draft),))
                 with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
                     connection.execute("UPDATE lives SET logged = 0")  # everything is in the copy
+                reach("backup.copied", self.name)
                 os.rename(draft, target)
             except (OSError, sqlite3.Error) as error:
                 raise StorageRequestError(f"a backup of {self.name} cannot be written to {path}: {error}.") from error
@@ -415,13 +425,18 @@ class SqliteStorage(QueuedStorage[_Sealed]):
         try:
             # Where a statement failed, its cursor would keep the file open until both are collected.
             with closing(self._connection) as connection, closing(self._cursor):
-                self._write_end(connection, ended, ended_at)
+                try:
+                    self._write_end(connection, ended, ended_at)
+                except BaseException:
+                    _take_back_note(connection, self.life.id)
+                    raise
         except sqlite3.Error:
             # A disk that was full may have room for it now: closing has merged the log, and removed it.
             with closing(sqlite3.connect(self.path, timeout=CLOSING_PATIENCE, isolation_level=None)) as connection:
                 self._write_end(connection, ended, ended_at)
 
     def _write_end(self, connection: sqlite3.Connection, ended: Literal["closed", "failed"], ended_at: float) -> None:
+        reach("close.end", self.name)
         connection.execute(
             "UPDATE lives SET ended = ?, ended_at = ?, logged = 0 WHERE id = ?", (ended, ended_at, self.life.id)
         )

@@ -24,6 +24,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ..errors import SchemaTooNew, StorageCorrupt, StorageError
+from ..faults import reach
 
 APPLICATION_ID = 0x70694E62
 """``piNb`` in ``PRAGMA application_id``: what makes an SQLite file one of ours."""
@@ -166,7 +167,7 @@ def migrate(connection: sqlite3.Connection, name: str) -> None:
             raise
 
 
-def create_file(path: Path) -> None:
+def create_file(path: Path, name: str) -> None:
     """Make a complete, empty session at ``path``. It gets its name last, so there is never half a file of that name.
 
     The caller holds the owner lock.
@@ -179,7 +180,8 @@ def create_file(path: Path) -> None:
         with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
             connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            migrate(connection, str(path))
+            migrate(connection, name)
+        reach("open.file", name)
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)

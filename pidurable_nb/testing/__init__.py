@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .clock import ManualClock, eventually
     from .conformance import storage_conformance
+    from .faults import Faults, Hold
     from .killswitch import KillSwitch
     from .sweep import Stage, crash_sweep
     from .validation import check_stored, validate
 
 __all__ = [
+    "Faults",
+    "Hold",
     "KillSwitch",
     "ManualClock",
     "Stage",
@@ -25,6 +28,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Faults": ".faults",
+    "Hold": ".faults",
     "KillSwitch": ".killswitch",
     "ManualClock": ".clock",
     "Stage": ".sweep",

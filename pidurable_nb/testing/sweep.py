@@ -1,12 +1,14 @@
-"""Kill a scenario after and before each of its commits, in real processes, and see that nothing is lost.
+"""Kill a scenario before and after each of its commits, in real processes, and see that nothing is lost.
 
 A *scenario* is an async function of a ``Stage``, at the top of an importable module. It opens a session on
 ``stage.storage``, does its work in a way that may be done again (request ids), waits for the end, closes, and returns
 its *outcome* as JSON. A *point* is one commit and whether the process dies right before storage is asked for it or
-right after storage holds it. The sweep runs the scenario once to count its commits; then, for each point, one process
-runs it and is killed there with SIGKILL, another runs it to its end on the same files, and the two are judged together.
+right after storage holds it; any other point of ``pidurable_nb.faults`` may be named instead. The sweep runs the
+scenario once to count; then, for each point, one process runs it and is killed there with SIGKILL, another runs it to
+its end on the same files, and the two are judged together. With ``again`` the process that goes on is killed as well,
+and a third one ends the work.
 
-What always has to hold: the second process ends, with the same outcome; what is stored holds together
+What always has to hold: the last process ends, with the same outcome; what is stored holds together
 (``check_stored``); every submission is settled and nothing is live; and the transcript is the uninterrupted one but for
 attempts that were cut off, which are kept and marked as aborted, and the text of results that say ``interrupted``.
 ``check`` adds what a scenario alone can know, usually from ``stage.note``, which counts over all processes.
@@ -30,15 +32,22 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..storage import Storage, open_storage
-from ..storage.protocol import BatchItem
 from ..values import JsonValue
+from .faults import Faults
 
-When: TypeAlias = Literal["before", "after"]
+When: TypeAlias = str
+"""``"before"`` or ``"after"`` a commit, or the name of another point."""
+
+Kill: TypeAlias = tuple[int, When]
+"""The how many-th commit, or time of reaching a point, and when."""
+
+_POINTS = {"before": "commit.sealed", "after": "commit.stored"}
+
 StorageKind: TypeAlias = Literal["sqlite", "jsonl"]
 Scenario: TypeAlias = "Callable[[Stage], Awaitable[JsonValue]]"
 
@@ -46,8 +55,9 @@ Scenario: TypeAlias = "Callable[[Stage], Awaitable[JsonValue]]"
 class Stage:
     """What a scenario gets: the storage to open, and notes that outlive its process.
 
-    ``directory`` is a folder for files of the scenario's own, the same for both processes of a point; ``process`` is 1
-    for the one that is killed and 2 for the one that goes on; the uninterrupted run has 1 alone.
+    ``directory`` is a folder for files of the scenario's own, the same for all processes of a point; ``process`` is 1
+    for the one that is killed first, 2 for the one that goes on, 3 for the one after a second kill; the uninterrupted
+    run has 1 alone.
     """
 
     def __init__(self, storage: Storage, directory: Path, process: int) -> None:
@@ -92,17 +102,26 @@ class Ending:
 
     ``transcript`` lists the entries of all conversations by id, each as ``[id, conversation, kind, text, stop reason of
     its assistant message, by which commit]``; ``attempts`` each as ``[task, kind, life, phase, end]``; ``lives`` how
-    each opening ended.
+    each opening ended; ``reached`` how often this last process came to each point.
     """
 
     outcome: JsonValue
     notes: list[Note]
-    commits: int
+    reached: dict[str, int]
     transcript: list[list[Any]]
     attempts: list[list[Any]]
     lives: list[str | None]
     unsettled: list[int]
     live: list[int]
+
+    @property
+    def commits(self) -> int:
+        """How many commits the last process made."""
+        return self.times("before")
+
+    def times(self, when: When) -> int:
+        """How often the last process came to a point."""
+        return self.reached.get(_POINTS.get(when, when), 0)
 
     def count(self, what: str, process: int | None = None) -> int:
         """How many notes of a name there are."""
@@ -113,16 +132,31 @@ class Ending:
 class Point:
     """One point of the sweep, and how it went.
 
-    ``reached`` is false when the first process ended before that commit, as may happen where timing decides how many
-    there are. ``problem`` is ``None`` when all was well.
+    ``again`` is where the second process was to be killed as well. ``kills`` says how many processes were killed: one
+    that ends before its point, as may happen where timing decides how many commits there are, was not. ``problem`` is
+    ``None`` when all was well.
     """
 
     commit: int
     when: When
-    reached: bool
+    again: Kill | None
+    kills: int
     problem: str | None
     ending: Ending | None
     directory: Path
+
+    @property
+    def reached(self) -> bool:
+        """Whether the first process was killed."""
+        return self.kills > 0
+
+    def __str__(self) -> str:
+        first = _place(self.commit, self.when)
+        return first if self.again is None else f"{first}, then {_place(*self.again)} of the next process"
+
+
+def _place(number: int, when: When) -> str:
+    return f"{when} commit {number}" if when in _POINTS else f"{when}, time {number}"
 
 
 @dataclass(slots=True)
@@ -136,19 +170,25 @@ class Sweep:
 
     @property
     def killed(self) -> int:
-        """At how many points a process was killed."""
-        return sum(point.reached for point in self.points)
+        """At how many points the first process was killed, pairs not counted."""
+        return sum(point.reached for point in self.points if point.again is None)
+
+    @property
+    def killed_again(self) -> int:
+        """In how many pairs of points both processes were killed."""
+        return sum(point.kills == 2 for point in self.points)
 
     @property
     def failed(self) -> list[Point]:
         return [point for point in self.points if point.problem is not None]
 
     def __str__(self) -> str:
+        again = f" and at {self.killed_again} pairs of points" if any(p.again for p in self.points) else ""
         text = (
-            f"crash sweep of {self.name} on {self.storage}: killed at {self.killed} points "
+            f"crash sweep of {self.name} on {self.storage}: killed at {self.killed} points{again} "
             f"({self.baseline.commits} commits), {len(self.failed)} failed"
         )
-        return "\n".join([text, *(f"  {p.when} commit {p.commit}: {p.problem}" for p in self.failed[:5])])
+        return "\n".join([text, *(f"  {point}: {point.problem}" for point in self.failed[:5])])
 
 
 Check: TypeAlias = Callable[[Ending, Ending, Point], None]
@@ -163,16 +203,19 @@ def crash_sweep(
     check: Check | None = None,
     when: Sequence[When] = ("before", "after"),
     commits: Sequence[int] | None = None,
+    again: int = 0,
     same_transcript: bool = True,
     timeout: float = 30.0,
     out: Callable[[str], None] = print,
 ) -> Sweep:
     """Run a scenario, then kill it at every point, go on in a new process each time, and judge what came out.
 
-    ``directory`` keeps the files, a temporary one when not given; ``commits`` restricts the sweep to these numbers from
-    1 on; ``same_transcript=False`` leaves comparing transcripts to ``check``; ``timeout`` bounds each process, in
-    seconds. ``out`` gets one line that says at how many points it killed. Raises ``AssertionError`` with the points
-    that failed, and when the uninterrupted run fails.
+    ``when`` says where: ``"before"`` and ``"after"`` each commit, or names of ``pidurable_nb.faults.POINTS``, each as
+    often as it is reached. ``commits`` restricts the sweep to these numbers from 1 on. ``again`` is the most pairs of
+    points at which the process that goes on is killed too; they are spread evenly over all pairs, the same in every
+    run. ``directory`` keeps the files, a temporary one when not given; ``same_transcript=False`` leaves comparing
+    transcripts to ``check``; ``timeout`` bounds each process, in seconds. ``out`` gets one line that says at how many
+    points it killed. Raises ``AssertionError`` with the points that failed, and when the uninterrupted run fails.
     """
     name = f"{scenario.__module__}:{scenario.__qualname__}"
     if "<" in name:
@@ -182,41 +225,66 @@ def crash_sweep(
         if baseline is None:
             raise AssertionError(f"the scenario {name} fails without any crash: {problem}")
         sweep = Sweep(scenario.__name__, storage, baseline)
-        for commit in commits if commits is not None else range(1, baseline.commits + 1):
+
+        def run(*kills: Kill) -> None:
+            name = "-then-".join(f"{moment}-{number}" for number, moment in kills)
+            sweep.points.append(_point(runner, folder / name, storage, kills, baseline, check, same_transcript))
+
+        for number in commits if commits is not None else range(1, max(map(baseline.times, when), default=0) + 1):
             for moment in when:
-                sweep.points.append(
-                    _point(
-                        runner, folder / f"{moment}-{commit}", storage, commit, moment, baseline, check, same_transcript
-                    )
-                )
+                if number <= baseline.times(moment):
+                    run((number, moment))
+        for first, second in _spread(list(_pairs(sweep.points, when)), again):
+            run(first, second)
         out(str(sweep))
         if sweep.failed:
             raise AssertionError(str(sweep))
         return sweep
 
 
+def _pairs(points: Sequence[Point], when: Sequence[When]) -> Iterator[tuple[Kill, Kill]]:
+    """Every point that was reached, with every point that the process after it came to."""
+    for point in points:
+        if point.reached and point.ending is not None:
+            for moment in when:
+                for number in range(1, point.ending.times(moment) + 1):
+                    yield (point.commit, point.when), (number, moment)
+
+
+def _spread(pairs: list[tuple[Kill, Kill]], most: int) -> list[tuple[Kill, Kill]]:
+    if len(pairs) <= most:
+        return pairs
+    return [pairs[index * len(pairs) // most] for index in range(most)]
+
+
 def _point(
     runner: _Runner,
     folder: Path,
     storage: StorageKind,
-    commit: int,
-    when: When,
+    kills: Sequence[Kill],
     baseline: Ending,
     check: Check | None,
     same_transcript: bool,
 ) -> Point:
-    reached, problem = runner.run_and_kill(folder, storage, commit, when)
+    killed, process, problem = 0, 0, None
     ending: Ending | None = None
+    for kill in kills:
+        process += 1
+        reached, problem = runner.run_and_kill(folder, storage, process, kill)
+        killed += reached
+        if not reached:
+            break
     if problem is None:
-        ending, problem = runner.run_to_end(folder, storage, 2)
-    point = Point(commit, when, reached, problem, ending, folder)
+        ending, problem = runner.run_to_end(folder, storage, process + 1)
+    (commit, when), *more = kills
+    point = Point(commit, when, more[0] if more else None, killed, problem, ending, folder)
     if ending is not None:
         try:
             _judge(ending, baseline, same_transcript)
             if check is not None:
                 check(ending, baseline, point)
         except AssertionError as error:
-            return Point(commit, when, reached, str(error) or "an assertion failed", ending, folder)
+            return replace(point, problem=str(error) or "an assertion failed")
     return point
 
 
@@ -285,7 +353,7 @@ class _Runner:
             self._process.wait()
         self._process.stdout.close()
 
-    def _ask(self, folder: Path, storage: StorageKind, process: int, kill: list[Any] | None) -> dict[str, Any]:
+    def _ask(self, folder: Path, storage: StorageKind, process: int, kill: Kill | None) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         request = {
             "folder": str(folder),
@@ -304,9 +372,9 @@ class _Runner:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def run_and_kill(self, folder: Path, storage: StorageKind, commit: int, when: When) -> tuple[bool, str | None]:
+    def run_and_kill(self, folder: Path, storage: StorageKind, process: int, kill: Kill) -> tuple[bool, str | None]:
         """Run until the point: whether it was reached, and what went wrong before it."""
-        answer = self._ask(folder, storage, 1, [commit, when])
+        answer = self._ask(folder, storage, process, kill)
         if answer["signal"] == signal.SIGKILL and not answer["timed_out"]:
             return True, None
         if "outcome" in answer:
@@ -318,7 +386,7 @@ class _Runner:
         answer = self._ask(folder, storage, process, None)
         if "outcome" not in answer:
             return None, _problem(answer, self._timeout)
-        names = ("outcome", "commits", "transcript", "attempts", "lives", "unsettled", "live")
+        names = ("outcome", "reached", "transcript", "attempts", "lives", "unsettled", "live")
         return Ending(notes=read_notes(folder), **{name: answer[name] for name in names}), None
 
 
@@ -331,36 +399,16 @@ def _problem(answer: dict[str, Any], timeout: float) -> str:
 # -- the runner ------------------------------------------------------------------------------------------------------
 
 
-class _Killing:
-    """A storage that ends its process at a point. Everything else goes to the storage that it wraps."""
-
-    def __init__(self, storage: Storage, kill: tuple[int, When] | None) -> None:
-        self._storage = storage
-        self._kill = kill
-        self.commits = 0
-
-    async def commit(self, batch: Sequence[BatchItem], *, at: float | None = None) -> int:
-        self.commits += 1
-        number = self.commits
-        if self._kill == (number, "before"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        seq = await self._storage.commit(batch, at=at)
-        if self._kill == (number, "after"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return seq
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_storage"], name)
-
-
 async def _run(scenario: Scenario, request: dict[str, Any]) -> dict[str, Any]:
     from .validation import check_stored
 
     folder = Path(request["folder"])
     where = _storage_text(folder, request["storage"])
-    kill = None if request["kill"] is None else (int(request["kill"][0]), request["kill"][1])
-    killing: Any = _Killing(await open_storage(where), kill)
-    outcome = await scenario(Stage(killing, folder, request["process"]))
+    with Faults(where=where) as faults:
+        if request["kill"] is not None:
+            number, moment = request["kill"]
+            faults.kill(_POINTS.get(moment, moment), at=number)
+        outcome = await scenario(Stage(await open_storage(where), folder, request["process"]))
     storage = await open_storage(where)
     try:
         stored = await check_stored(storage)
@@ -380,7 +428,7 @@ async def _run(scenario: Scenario, request: dict[str, Any]) -> dict[str, Any]:
             )
         return {
             "outcome": json.loads(json.dumps(outcome)),
-            "commits": killing.commits,
+            "reached": dict(faults.reached),
             "transcript": transcript,
             "attempts": [[a.task, stored.tasks[a.task].kind, a.life, a.phase, a.end] for a in await storage.attempts()],
             "lives": [life.ended for life in await storage.lives()],

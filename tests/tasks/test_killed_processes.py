@@ -23,14 +23,14 @@ def attempts_end(ending: Ending, baseline: Ending, point: Point) -> None:
     assert not texts(ending, "report"), texts(ending, "report")
     assert all(end is not None for *_, end in ending.attempts), f"attempts without an end: {ending.attempts}"
     lives = {life for _, _, life, _, end in ending.attempts if end == "cut_off"}
-    assert len(lives) <= point.reached, f"attempts of the lives {lives} were cut off"
+    assert len(lives) <= point.kills, f"attempts of the lives {lives} were cut off"
     assert all(ending.lives[life - 1] is None for life in lives), f"cut off in {lives}, lives ended {ending.lives}"
 
 
 def charged_once_per_process(ending: Ending, baseline: Ending, point: Point) -> None:
     """A charge is repeated by another process at most, and under the key that was stored before it."""
     attempts_end(ending, baseline, point)
-    for process in (1, 2):
+    for process in (1, 2, 3):
         charges = Counter(texts(ending, "charged", process))
         assert not charges or max(charges.values()) == 1, f"process {process} charged {charges}"
     keys = {text.split()[-1] for text in texts(ending, "charged")}
@@ -76,6 +76,19 @@ def test_a_checkout_restarted_while_its_payments_run() -> None:
         if point.ending is not None
     ]
     assert max(cut_off) == 4, "no point cut off all four payments"
+
+
+def test_a_checkout_whose_recovery_is_killed_as_well() -> None:
+    sweep = crash_sweep(
+        scenarios.checkout_restarted_while_it_runs, check=charged_once_per_process, when=["after"], again=20
+    )
+    assert 15 <= sweep.killed_again <= 20
+    cut_off = [
+        len({life for _, kind, life, _, end in point.ending.attempts if kind == "s.payment" and end == "cut_off"})
+        for point in sweep.points
+        if point.ending is not None
+    ]
+    assert max(cut_off) == 2, "no pair cut off payments in both processes"
 
 
 def test_three_levels_of_owners_end_bottom_up_with_the_outcomes_they_held() -> None:

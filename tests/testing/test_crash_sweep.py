@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pidurable_nb.faults import POINTS
 from pidurable_nb.testing import crash_sweep
 from pidurable_nb.testing.sweep import Ending, Point
 
@@ -17,17 +18,20 @@ Scenario = Callable[[Any], Awaitable[Any]]
 
 
 def requests_and_effects(ending: Ending, baseline: Ending, point: Point) -> None:
-    """One model request more at most, and only when one was under way; nothing unsafe twice; all attempts told."""
+    """A model request more at most for each kill, when one was under way; nothing unsafe twice; all attempts told."""
     extra = ending.count("request") - baseline.count("request")
-    assert 0 <= extra <= 1, f"{extra} requests more than without the kill"
+    assert 0 <= extra <= point.kills, f"{extra} requests more than without a kill"
     counts = Counter(note.what for note in ending.notes)
     for what, count in counts.items():
         if what.startswith(("begun unsafe", "begun inner")):
             assert count == 1, f"{what}: {count} times"
         elif what.startswith("begun safe"):
-            assert count <= 2, f"{what}: {count} times"
+            assert count <= 1 + point.kills, f"{what}: {count} times"
     lives = [end for end in ending.lives[:-1]]  # the last one is the sweep's own look
-    assert lives == ([None, "closed"] if point.reached else ["closed", "closed"]), f"the lives ended {ending.lives}"
+    if point.reached:
+        assert lives == [None] * point.kills + ["closed"], f"the lives ended {ending.lives}"
+    else:
+        assert set(lives) == {"closed"}, f"the lives ended {ending.lives}"
     assert all(end is not None for *_, end in ending.attempts), f"attempts without an end: {ending.attempts}"
 
 
@@ -117,3 +121,22 @@ def test_a_scenario_that_no_process_can_import_is_refused() -> None:
 
     with pytest.raises(ValueError, match="at the top of a module"):
         crash_sweep(local)
+
+
+def test_the_process_that_goes_on_is_killed_as_well() -> None:
+    said: list[str] = []
+    sweep = crash_sweep(scenarios.unsafe_tool, check=requests_and_effects, again=24, out=said.append)
+    pairs = [point for point in sweep.points if point.again is not None]
+    assert (len(pairs), sweep.killed_again) == (24, 24)
+    assert {point.when for point in pairs} == {"before", "after"}
+    assert f"killed at {sweep.killed} points and at 24 pairs of points" in said[0]
+    cut = [sum(end == "cut_off" for *_, end in point.ending.attempts) for point in pairs if point.ending is not None]
+    assert max(cut) >= 2, "no pair cut off work and its recovery"
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "jsonl"])
+def test_a_kill_at_every_named_point(storage: Any) -> None:
+    """Whatever step of an opening, a commit, a read or a close is cut off: the next process ends the work."""
+    points = [point for point in POINTS if point not in ("backup.copied", "follow.look")]
+    sweep = crash_sweep(scenarios.plain_turn, storage=storage, when=points, commits=[1, 3])
+    assert {point.when for point in sweep.points if point.reached} == set(points)
