@@ -106,7 +106,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = pidurable_nb.nothing  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("module", ["errors", "models", "storage", "session", "tasks", "testing"])
+@pytest.mark.parametrize("module", ["errors", "models", "storage", "session", "tasks", "testing", "tools"])
 def test_a_module_s_exports_exist_and_are_sorted(module: str) -> None:
     loaded = importlib.import_module(f"pidurable_nb.{module}")
     names = loaded.__all__

@@ -1,0 +1,244 @@
+"""The tool ``python``: code in the namespace of the notebook's own kernel (engine.md, section 12; notebook.md).
+
+The code runs on the kernel's main thread, as a cell of the user's would: it sees and makes the same variables. What it
+prints is committed as it comes; the value of its last line, displays and figures become blocks of the result. Nothing
+of it appears in the notebook itself, and ``In`` and ``Out`` stay as they are.
+
+IPython is not imported here: where no shell runs, there is nothing to run the code in.
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..agent.context import ToolContext
+from ..agent.output import OutputBuffer
+from ..agent.tool import OutputLimits, Tool, ToolResult, tool
+from ..errors import DurableError, InvocationEnded
+from ..messages import ContentBlock, ImageBlock, TextBlock
+
+LOOK = 0.1
+"""How often a running call is looked at, in seconds: whether it was stopped, or its time is over."""
+
+IMAGES = ("image/png", "image/jpeg")
+"""The kinds of images that become blocks; other displays are shown as their text."""
+
+TEXTS = ("text/markdown", "text/plain")
+"""The forms in which a display is told to the model, the first that there is."""
+
+
+def python(
+    *,
+    name: str = "python",
+    approval: bool | Callable[[dict[str, Any]], bool] = True,
+    timeout: float | None = None,
+    limits: OutputLimits | None = None,
+) -> Tool:
+    """A tool that runs code in the kernel. A person is asked first unless ``approval=False``. Replay is unsafe.
+
+    ``timeout`` bounds one call, in seconds; ``limits`` its text, by default to the last 50 KiB and 2,000 lines.
+    Stopping the run, and the time limit, interrupt the code as Jupyter's interrupt button does. It needs a session that
+    was opened in a notebook: elsewhere a call is an error.
+    """
+    kept = limits or OutputLimits()
+
+    @tool(name=name, in_kernel=True, approval=approval, output_limits=kept)
+    def python(ctx: ToolContext, code: Annotated[str, Field(min_length=1)]) -> ToolResult:
+        """Run Python in the user's notebook kernel: its variables are there, and what is defined stays.
+
+        Prints, the value of the last line, displays and figures come back."""
+        shell = _shell()
+        said = _Said(ctx, kept)
+        alarm = _Alarm()
+        with _captured(shell, said):
+            try:
+                with _watched(alarm, ctx, timeout):
+                    ended = shell.run_cell(code, store_history=False)
+                    error = ended.error_before_exec or ended.error_in_exec
+            except KeyboardInterrupt as interrupt:
+                error = interrupt
+        if isinstance(error, KeyboardInterrupt):
+            if alarm.why is None:
+                raise KeyboardInterrupt  # a person's: it ends whatever waits in the kernel, too
+            said.line(alarm.why)
+        return said.result(is_error=error is not None)
+
+    return python
+
+
+def _shell() -> Any:
+    module = sys.modules.get("IPython")
+    shell = None if module is None else module.get_ipython()
+    if shell is None:
+        raise DurableError(
+            "there is no IPython shell in this process to run the code in: open the session in a notebook"
+        )
+    return shell
+
+
+class _Said:
+    """What the code put out: its text, committed as it comes, and its images."""
+
+    def __init__(self, ctx: ToolContext, limits: OutputLimits) -> None:
+        self._ctx = ctx
+        self._buffer = OutputBuffer(limits)
+        self._images: list[ContentBlock] = []
+        self._at_line_start = True
+
+    def text(self, chunk: str) -> None:
+        if not chunk:
+            return
+        self._buffer.append(chunk)
+        self._at_line_start = chunk.endswith("\n")
+        try:
+            self._ctx.output(chunk)
+        except InvocationEnded:  # the call was stopped; the code is about to be interrupted
+            return
+
+    def line(self, text: str) -> None:
+        """Text on lines of its own."""
+        self.text(("" if self._at_line_start else "\n") + text + ("" if text.endswith("\n") else "\n"))
+
+    def display(self, data: dict[str, Any]) -> None:
+        image = next((kind for kind in IMAGES if isinstance(data.get(kind), str | bytes)), None)
+        if image is not None:
+            content = data[image]
+            encoded = content if isinstance(content, str) else _base64(content)
+            self._images.append(ImageBlock(image, encoded.replace("\n", "")))
+            self.line(f"[image {len(self._images)}]")
+            return
+        text = next((data[kind] for kind in TEXTS if isinstance(data.get(kind), str)), None)
+        if text is not None:
+            self.line(text)
+
+    def result(self, *, is_error: bool) -> ToolResult:
+        if not self._images:
+            return ToolResult(is_error=is_error)  # its content is the output
+        text = self._buffer.text
+        return ToolResult([*([TextBlock(text)] if text else []), *self._images], is_error=is_error)
+
+
+def _base64(data: bytes) -> str:
+    import base64
+
+    return base64.b64encode(data).decode()
+
+
+class _Stream:
+    """``sys.stdout`` while the code runs; what other threads print goes where it went before."""
+
+    def __init__(self, said: _Said, before: Any) -> None:
+        self._said = said
+        self._before = before
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            return int(self._before.write(text))
+        self._said.text(str(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._before.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._before, name)
+
+
+class _Displays:
+    """In place of the shell's publisher."""
+
+    def __init__(self, said: _Said, before: Any) -> None:
+        self._said = said
+        self._before = before
+
+    def publish(self, data: dict[str, Any], *args: Any, **options: Any) -> None:
+        self._said.display(data)
+
+    def clear_output(self, wait: bool = False) -> None:
+        """What was committed stays."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._before, name)
+
+
+@contextmanager
+def _captured(shell: Any, said: _Said) -> Iterator[None]:
+    """Have the shell's output handed to ``said``: prints, displays, the value of the last line, tracebacks."""
+
+    def show_value(value: Any) -> None:
+        if value is not None:
+            said.display(shell.display_formatter.format(value)[0])
+
+    def show_traceback(_kind: Any, _error: Any, lines: list[str]) -> None:
+        said.line("\n".join(lines))
+
+    trap = shell.display_trap
+    before = (sys.stdout, sys.stderr, sys.displayhook, trap.hook, shell.display_pub)
+    sys.stdout, sys.stderr = _Stream(said, before[0]), _Stream(said, before[1])
+    sys.displayhook = trap.hook = show_value
+    shell.display_pub = _Displays(said, before[4])
+    shell.__dict__["_showtraceback"] = show_traceback  # over the class's, which sends it to the front end
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr, sys.displayhook, trap.hook, shell.display_pub = before
+        del shell.__dict__["_showtraceback"]
+
+
+class _Alarm:
+    """Why running code was interrupted, if it was by us."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+
+@contextmanager
+def _watched(alarm: _Alarm, ctx: ToolContext, timeout: float | None) -> Iterator[None]:
+    """Interrupt the block, which runs on the main thread, when its call is stopped or ``timeout`` seconds are over."""
+    lock = threading.Lock()
+    over = threading.Event()
+
+    def watch() -> None:
+        left = float("inf") if timeout is None else timeout
+        while not over.wait(min(LOOK, left)):
+            left -= LOOK
+            if not ctx.cancelled and left > 0:
+                continue
+            with lock:
+                if not over.is_set():
+                    alarm.why = (
+                        "The call was stopped." if ctx.cancelled else f"The code was stopped after {timeout:g} s."
+                    )
+                    _interrupt()
+            return
+
+    threading.Thread(target=watch, name="pidurable-python-alarm", daemon=True).start()
+    try:
+        yield
+    finally:
+        with lock:
+            over.set()
+
+
+def _interrupt() -> None:
+    """Interrupt the main thread, in a call of the system too where there are signals for that."""
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+__all__ = ["python"]
