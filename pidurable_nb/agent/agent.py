@@ -125,7 +125,8 @@ def resolve(
     if names is not None:
         missing += [f"tool {name}" for name in names if name not in tools]
         tools = {name: tools[name] for name in names if name in tools}
-    missing += [f"tool {name}" for name in state.model_tools or () if name not in tools]
+    model_tools = state.model_tools if state.model_tools is not None else settings.model_tools
+    missing += [f"tool {name}" for name in model_tools or () if name not in tools]
     return Agent(
         model=state.model or settings.model or only_model,
         thinking=state.thinking or settings.thinking,
@@ -136,7 +137,7 @@ def resolve(
         unresolved=tuple(missing),
         registry=registry,
         selected=extensions,
-        model_tools=state.model_tools,
+        model_tools=model_tools,
     )
 
 

@@ -8,7 +8,7 @@ for. The end of each is one commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import DurableError, UnknownModel
@@ -36,10 +36,18 @@ from ..models.protocol import (
 )
 from ..records import EntryId, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
+from ..session.context import ConversationContext
 from ..tasks import Phase, Task, TaskRun, TaskTx
 from ..values import JsonValue, Value, check_json
 from .agent import Agent, prompt_change, render_sections
-from .compaction import CompactionInput, compaction_waits, context_pressure, counter, place_summaries, start_compaction
+from .compaction import (
+    CompactionInput,
+    compaction_waits,
+    context_pressure,
+    counter,
+    place_summaries,
+    start_compaction,
+)
 from .extension import Continue, GenerationHooks, PromptInput, RunEndTask
 from .hooks import call_hook, hook_context
 from .runs import (
@@ -223,8 +231,9 @@ async def prepare(task: Run, attempt: int, compacted: Compacted | None = None) -
             tx.wait(awaited, GenerationTask.Prepare(attempt=attempt, compacted="threshold"))
         return
     shown = context.shown
+    asked_for = await _shown_tools(task, context) if any(tool.deferred for tool in agent.tools.values()) else ()
     offered = agent.offered | {
-        name: tool.declaration for name, tool in agent.tools.items() if tool.deferred and name in shown.tools
+        name: tool.declaration for name, tool in agent.tools.items() if tool.deferred and name in asked_for
     }
     live_now = await task.snapshot(LiveState, task.conversation_id)
     if live_now is not None and live_now.run is not None and live_now.run.output is not None:
@@ -255,6 +264,14 @@ async def prepare(task: Run, attempt: int, compacted: Compacted | None = None) -
                 compacted="overflow" if compacted == "overflow" else None,
             )
         )
+
+
+async def _shown_tools(task: Run, context: ConversationContext) -> Collection[str]:
+    """The names of the tools that the transcript offers; behind a summary, those that were offered before it."""
+    if context.shown.baseline and context.head is not None and context.head.kind == COMPACTION:
+        before = await _harness(task)._context_at(task.conversation_id, context.head.id - 1)
+        return {tool.name for tool in before.tools}
+    return context.shown.tools
 
 
 async def _model(task: Run, id: str) -> Model | None:

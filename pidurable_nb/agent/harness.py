@@ -351,6 +351,8 @@ class Harness(TaskSession):
             names = list(tools) if chosen is None else list(chosen)
             if field == "tools":
                 return names
+            if settings.model_tools is not None:
+                return settings.model_tools
             return [n for n in names if n not in tools or (tools[n].callers != "tools" and not tools[n].deferred)]
 
         apply_change(state, change, everything)

@@ -58,6 +58,7 @@ class Settings(Value):
     thinking: str = "off"
     extensions: tuple[str, ...] | None = None
     tools: tuple[str, ...] | None = None
+    model_tools: tuple[str, ...] | None = None
     instructions: str | None = None
     cwd: str | None = None
     limits: RunLimits = Field(default_factory=RunLimits)

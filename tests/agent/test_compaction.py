@@ -20,6 +20,8 @@ from pidurable_nb import (
     RetryPolicy,
     Settings,
     Summary,
+    ToolControl,
+    ToolResult,
     UsageState,
     tool,
 )
@@ -364,6 +366,38 @@ async def test_a_summary_behind_a_queued_reset_is_stale() -> None:
         record = await harness._submission_record(item.submission)
         assert (record.status, record.reason) == ("unanswered", "stale")
         assert (await compacted(root), await texts(root)) == ([], ["the note"])
+
+
+@bounded
+async def test_a_tool_that_a_result_asked_for_is_offered_behind_the_summary_too() -> None:
+    """Section 12, ``add_tools``: the work that a summary stands for goes on with its tools; a reset starts anew."""
+
+    @tool(deferred=True)
+    async def hidden() -> str:
+        return "found"
+
+    @tool
+    async def reveal() -> ToolResult:
+        return ToolResult("revealed", control=ToolControl(add_tools=["hidden"]))
+
+    @tool(deferred=True)
+    async def never() -> str:
+        return "never"
+
+    chat = talker("one", "two", answer=lambda r: calls("reveal") if r.messages[-1].text == "reveal" else "fine")
+    chat.settings = small()
+    chat.install(hidden, reveal, never)
+    async with chat.open() as (harness, root):
+        await root.ask("reveal")
+        for _ in range(2):
+            for text in (LONG, "b"):
+                await root.ask(text)
+            await ended(harness, await root.compact())
+        await root.ask("c")
+        assert [offered.name for offered in chat.model.requests[-1].tools] == ["reveal", "hidden"]
+        await root.reset()
+        await root.ask("d")
+        assert [offered.name for offered in chat.model.requests[-1].tools] == ["reveal"]
 
 
 @bounded

@@ -298,6 +298,26 @@ async def test_lists_are_replaced_or_edited_and_take_objects_or_names() -> None:
 
 
 @bounded
+async def test_what_the_model_is_offered_follows_the_settings_too() -> None:
+    """Section 10: settings have the agent's fields; ``model_tools`` says what is offered of the tools that may run."""
+    chat = Chat(lambda request: "answer")
+    chat.install(look, move, Tool("jump", execute=lambda: None))
+    chat.settings = Settings(model_tools=("look", "absent"))
+    async with chat.open() as (_, root):
+        await root.ask("one")
+        agent = await root.agent()
+        assert (list(agent.offered), list(agent.tools)) == (["look"], ["look", "move", "jump"])
+        assert [offered.name for offered in chat.model.requests[-1].tools] == ["look"]
+        assert agent.unresolved == ("tool absent",)
+        await root.configure(model_tools=Edit(add=["move"]))
+        assert list((await root.agent()).offered) == ["look", "move"]
+        chat.settings = Settings(model_tools=("jump",))
+        assert list((await root.agent()).offered) == ["look", "move"]
+        await root.configure(model_tools=None)
+        assert list((await root.agent()).offered) == ["jump"]
+
+
+@bounded
 async def test_names_survive_while_they_are_not_installed() -> None:
     chat = Chat(lambda request: "answer")
     chat.install(look, name="a", sections=[section("s", "from a", tag=False)])
