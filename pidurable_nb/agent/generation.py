@@ -41,6 +41,7 @@ from ..tasks import Phase, Task, TaskRun, TaskTx
 from ..values import JsonValue, Value, check_json
 from .agent import Agent, prompt_change, render_sections
 from .compaction import (
+    KIND as COMPACTION,
     CompactionInput,
     compaction_waits,
     context_pressure,
