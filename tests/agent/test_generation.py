@@ -333,6 +333,24 @@ async def test_close_commits_what_has_arrived_before_it_stops_the_stream(tmp_pat
 
 
 @bounded
+async def test_abort_commits_what_has_arrived_before_it_stops_the_stream() -> None:
+    chat, model = streaming()
+    chat.settings = Settings(progress=ProgressPolicy(partial_interval=60))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        model.give(TextDelta("first"))
+        await eventually(lambda: partial(harness, root))
+        model.give(TextDelta(" second"), ThinkingDelta(" hm"))
+        await eventually(model.events.empty)
+        await asyncio.sleep(0)
+        await root.abort()
+        message = await message_of(root)
+        assert message.content == [TextBlock("first second"), ThinkingBlock(" hm")]
+        assert message.stop_reason == "aborted"
+        assert (await submission.status()).reason == "aborted"
+
+
+@bounded
 async def test_a_crash_keeps_the_committed_partial_and_asks_exactly_once_more(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     chat, model = streaming(path=path)
@@ -466,6 +484,35 @@ async def test_a_back_off_is_as_long_as_the_provider_asks_for() -> None:
         await eventually(lambda: harness.wake().at == 145.0)
         clock.set(145.0)
         assert (await submission.wait()).status == "done"
+
+
+@bounded
+async def test_the_next_attempt_prepares_again_with_what_holds_then() -> None:
+    """Section 11: after its sleep a retry prepares again: model, thinking, options and prompt are read anew."""
+    clock = ManualClock(100.0)
+    text = "before"
+    chat = Chat(Reply(error="503"), clock=clock, name="scripted:one")
+    two = ScriptedModel(["fine"], name="scripted:two")
+    chat.models = [chat.model, two]
+    chat.settings = Settings(model="scripted:one", thinking="low", retry=RetryPolicy(base_delay=60.0))
+    chat.install(sections=[section("s", lambda given: text, tag=False)])
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: harness.wake().at == 160.0)
+        text = "after"
+        chat.settings = Settings(model="scripted:two", thinking="high", request=RequestOptions(max_tokens=9))
+        for _ in range(3):  # an early wake does nothing
+            harness.resume()
+            await harness.storage.lives()
+        assert (len(chat.model.requests), harness.wake().at) == (1, 160.0)
+        clock.set(160.0)
+        assert (await submission.wait()).status == "done"
+        [asked] = two.requests
+        assert (asked.thinking, asked.max_tokens) == ("high", 9)
+        assert [message.text for message in asked.messages] == ["before", "hi", "after"]
+        assert await kinds(root) == ["pi.user", "pi.system", "pi.assistant", "pi.system", "pi.assistant"]
+        generation = [attempt.phase for attempt in await harness.storage.attempts()]
+        assert generation == ["prepare", "retry"]
 
 
 @bounded
@@ -612,6 +659,29 @@ async def test_a_poll_without_a_thinking_level_polls_all_the_same_and_records_no
         assert (message.text, message.thinking) == ("deferred answer", None)
 
 
+@bounded
+async def test_a_poll_that_is_woken_early_asks_for_nothing(tmp_path: Path) -> None:
+    """Section 11: an early wake does nothing, also where the record says that the poll may run."""
+    clock = ManualClock(1.0)
+    path = tmp_path / "s.sqlite"
+    chat = Chat("deferred answer", clock=clock, path=path, deferred_poll_after=60.0)
+    chat.settings = Settings(request=RequestOptions(deferred=True))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: harness.wake().at == 61.0)
+    await rewrite(path, lambda task: Pending(checkpoint=task.state.checkpoint))
+    async with chat.open() as (harness, root):
+        harness.resume()
+        await eventually(lambda: harness.wake().at == 61.0)
+        assert chat.model.polls == []
+        clock.set(61.0)
+        harness.resume()
+        found = await harness.submission(submission.id)
+        assert found is not None
+        assert (await found.wait()).status == "done"
+        assert len(chat.model.polls) == 1
+
+
 # -- the end of a response and hooks -----------------------------------------------------------------------------------
 
 
@@ -705,11 +775,11 @@ async def test_after_tools_sees_a_finished_round_and_a_raise_is_reported() -> No
         return "x"
 
     chat = Chat(calls("work", "missing"), "answer")
-    chat.install(work, hooks=[GenerationHooks(after_tools=look)])
+    chat.install(work, hooks=[GenerationHooks(after_tools=look), GenerationHooks(after_tools=look)])
     async with chat.open() as (_, root):
         await root.ask("hi")
-        assert seen == [(["work", "missing"], [False, True])]
-        assert chat.reported() == [("extension_error", "after_tools")]
+        assert seen == [(["work", "missing"], [False, True])] * 2
+        assert chat.reported() == [("extension_error", "after_tools")] * 2
 
 
 class Later(Task[str, None], name="test.later", version=1):

@@ -1384,13 +1384,13 @@ async def test_on_abort_may_replace_the_aborted_result_and_a_raise_is_reported()
         return ToolResult(f"[{result.text}]", is_error=True)
 
     chat = Chat(calls("work"), "done")
-    chat.install(work, hooks=[ToolHooks(on_abort=broken), ToolHooks(on_abort=replace)])
+    chat.install(work, hooks=[ToolHooks(on_abort=hook) for hook in (replace, broken, lambda *_: None, replace)])
     async with chat.open() as (_, root):
         await root.submit("go")
         await entered.wait()
         await root.abort()
         [message] = await results(root)
-        assert message.text == "[The call was aborted.\nOutput so far:\nso far]"
+        assert message.text == "[[The call was aborted.\nOutput so far:\nso far]]"
         assert await codes(root) == ["aborted"]
         assert chat.reported() == [("extension_error", "on_abort")]
 
