@@ -53,7 +53,7 @@ def _diff(old: JsonValue, new: JsonValue, path: str, ops: list[Op]) -> None:
             else:
                 _diff(old[key], value, f"{path}/{_escape(key)}", ops)
     elif kind is list:
-        _diff_lists(old, new, path, ops)
+        diff_lists(old, new, path, ops, *same_ends(old, new))
     elif kind is str:
         if old != new:
             if len(old) >= APPEND_MINIMUM and new.startswith(old):
@@ -64,13 +64,14 @@ def _diff(old: JsonValue, new: JsonValue, path: str, ops: list[Op]) -> None:
         ops.append({"op": "replace", "path": path, "value": new})
 
 
-def _diff_lists(old: list[Any], new: list[Any], path: str, ops: list[Op]) -> None:
-    """Keep what is equal at both ends; inside, change items in place, then remove or add the rest."""
+def diff_lists(old: list[Any], new: list[Any], path: str, ops: list[Op], start: int, end: int) -> None:
+    """Add the operations that lead from one list to another; the first ``start`` and last ``end`` items are the same.
+
+    What is equal at both ends is kept; inside, items are changed in place, then the rest is removed or added.
+    """
     shared = min(len(old), len(new))
-    start = identical(old, new)
     while start < shared and _same(old[start], new[start]):
         start += 1
-    end = min(identical(reversed(old), reversed(new)), shared - start)
     while end < shared - start and _same(old[-1 - end], new[-1 - end]):
         end += 1
     old_middle, new_middle = len(old) - start - end, len(new) - start - end
@@ -84,8 +85,20 @@ def _diff_lists(old: list[Any], new: list[Any], path: str, ops: list[Op]) -> Non
         ops.append({"op": "add", "path": f"{path}/{where}", "value": new[index]})
 
 
-def identical(old: Iterable[Any], new: Iterable[Any]) -> int:
-    """How many items both begin with that are the same objects; quick, since long lists mostly hold what they held."""
+def same_ends(old: Sequence[Any], new: Sequence[Any]) -> tuple[int, int]:
+    """How many items both begin with, and end with, that are the same objects.
+
+    Quick, since long lists mostly hold what they held, but for one item that came, went or was replaced.
+    """
+    start = _identical(old, new)
+    left_old, left_new = len(old) - start, len(new) - start
+    end = min(left_old, left_new, max(left_old, left_new) - 1)
+    if end > 0 and not all(map(is_, old[-end:], new[-end:])):
+        end = min(left_old, left_new, _identical(reversed(old), reversed(new)))
+    return start, max(0, end)
+
+
+def _identical(old: Iterable[Any], new: Iterable[Any]) -> int:
     return len(list(takewhile(bool, map(is_, old, new))))
 
 

@@ -97,7 +97,7 @@ class ToolContext:
     @property
     def cancelled(self) -> bool:
         """Whether the call is being stopped; a plain function looks at it and returns."""
-        return self._run._thread_cancelled.is_set()
+        return self._run._told_to_stop
 
     def now(self) -> float:
         """The harness clock, epoch seconds."""

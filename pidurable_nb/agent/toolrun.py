@@ -527,7 +527,7 @@ def _update_nested(live: LiveState, task: int, status: Literal["pending", "runni
     index = bisect_left(shown, task, key=lambda item: item.task)
     if index < len(shown) and shown[index].task == task:
         changed = () if status is None else (shown[index].replaced(status=status),)
-        live.nested_tools = (*shown[:index], *changed, *shown[index + 1 :])
+        live.nested_tools = shown[:index] + changed + shown[index + 1 :]
 
 
 class NestedCalls:

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from ..errors import DocumentVersionError, InvalidDocument, InvalidValue, TransactionClosed
-from ..patch import Op, identical
+from ..patch import Op, diff, diff_lists, same_ends
 from ..records import DocumentHistory, DocumentRecord, DocumentScope, ForkPolicy
-from ..values import JsonValue, Value, check_json
+from ..values import JsonValue, Value, check_json, detached
 
 DELTAS_PER_BASE = 32
 """How many deltas follow a base before the next base, unless a class chooses otherwise."""
@@ -149,7 +149,7 @@ def read(doc: type[D], version: int, value: JsonValue) -> D:
             f"{spec.version}: update the code, or open the session with the code that wrote it"
         )
     if not doc.compact_:
-        value = _detached(value)  # an instance must not share what its owner may change in place
+        value = detached(value)  # an instance must not share what its owner may change in place
     if version < spec.version:
         value = doc.migrate(value, version)
     try:
@@ -176,23 +176,23 @@ def copied(document: D) -> D:
     return copy
 
 
-def _detached(value: JsonValue) -> JsonValue:
-    if type(value) is dict:
-        return {key: _detached(item) for key, item in value.items()}
-    if type(value) is list:
-        return [_detached(item) for item in value]
-    return value
+def changes(draft: Document, before: DocumentState) -> tuple[JsonValue, list[Op]]:
+    """The stored value of an instance, and the operations that lead to it. Raises as ``dump``.
+
+    What an engine document shares with the one before is neither dumped nor compared again.
+    """
+    if draft.compact_ and type(before.parsed) is type(draft):
+        return _changed_parts(draft, before.parsed, before.value)
+    value = dump(draft)
+    return value, diff(before.value, value)
 
 
-def dump(draft: Document, before: DocumentState | None = None) -> JsonValue:
+def dump(draft: Document) -> JsonValue:
     """The stored value of an instance, as strict JSON. Raises ``InvalidDocument`` with the path of what is not.
 
     Fields of types that pydantic writes as JSON (dates, enumerations, sets, nested models) are stored in that form.
-    What an engine document shares with the instance ``before`` is not dumped again.
     """
     if draft.compact_:
-        if before is not None and type(before.parsed) is type(draft):
-            return _dump_changes(draft, before.parsed, before.value)
         return draft.model_dump(mode="json", exclude_none=True)
     what = f"the document {draft.spec_.kind}"
     try:
@@ -215,10 +215,10 @@ def dump(draft: Document, before: DocumentState | None = None) -> JsonValue:
     return value
 
 
-def _dump_changes(draft: Document, old: Document, old_value: dict[str, Any]) -> dict[str, Any]:
-    """The value of an engine document, with the parts that are the same objects as before taken over."""
+def _changed_parts(draft: Document, old: Document, old_value: dict[str, Any]) -> tuple[dict[str, Any], list[Op]]:
     value: dict[str, Any] = {}
-    changed: set[str] = set()
+    ops: list[Op] = []
+    others: set[str] = set()
     for name in type(draft).model_fields:
         item, before = getattr(draft, name), getattr(old, name)
         if item is None:
@@ -226,21 +226,26 @@ def _dump_changes(draft: Document, old: Document, old_value: dict[str, Any]) -> 
         if item is before and type(item) is not dict:
             value[name] = old_value[name]
         elif type(item) is type(before) is tuple and item and isinstance(item[0], Value):
-            value[name] = _dump_parts(item, before, old_value[name])
+            value[name] = _changed_tuple(item, before, old_value[name], f"/{name}", ops)
         else:
             value[name] = None  # keeps its place among the fields
-            changed.add(name)
-    if changed:
-        value |= draft.model_dump(mode="json", exclude_none=True, include=changed)
-    return value
+            others.add(name)
+    if others:
+        value |= draft.model_dump(mode="json", exclude_none=True, include=others)
+    gone = {name: item for name, item in old_value.items() if name in others or name not in value}
+    ops.extend(diff(gone, {name: value[name] for name in value if name in others}))
+    return value, ops
 
 
-def _dump_parts(parts: tuple[Value, ...], old: tuple[Value, ...], old_values: list[Any]) -> list[Any]:
+def _changed_tuple(
+    parts: tuple[Value, ...], old: tuple[Value, ...], old_values: list[Any], path: str, ops: list[Op]
+) -> list[Any]:
     """The values of a tuple that mostly holds what it held: same objects at both ends are taken over."""
-    start = identical(parts, old)
-    end = min(identical(reversed(parts), reversed(old)), min(len(parts), len(old)) - start)
+    start, end = same_ends(old, parts)
     middle = [part.to_data() for part in parts[start : len(parts) - end]]
-    return [*old_values[:start], *middle, *old_values[len(old_values) - end :]]
+    values = [*old_values[:start], *middle, *old_values[len(old_values) - end :]]
+    diff_lists(old_values, values, path, ops, start, end)
+    return values
 
 
 def _unserializable(draft: Document, what: str, error: Exception) -> InvalidDocument:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ..errors import DurableError, OwnerEnded, ReadAfterWrite, TransactionClosed
 from ..messages import Message
-from ..patch import diff
 from ..records import (
     ConversationId,
     ConversationOwner,
@@ -46,6 +45,7 @@ from .documents import (
     Document,
     DocumentState,
     address_of,
+    changes,
     check_name,
     close_draft,
     copied,
@@ -69,7 +69,7 @@ class TaskClass(Protocol):
     @property
     def version(self) -> int: ...
     def dump_input(self, input: Any) -> JsonValue: ...
-    def initial_checkpoint(self, input: Any) -> dict[str, JsonValue]: ...
+    def initial_checkpoint(self, stored: JsonValue) -> dict[str, JsonValue]: ...
 
 
 class _Draft:
@@ -346,7 +346,7 @@ class Tx:
             owner=owner,
             background=background,
             abandon_on_restart=abandon_on_restart,
-            state=Pending(checkpoint=task.initial_checkpoint(input)),
+            state=Pending(checkpoint=task.initial_checkpoint(stored)),
         )
         self._put_task(record)
         return record.id
@@ -511,15 +511,15 @@ class Tx:
     def _document_item(self, draft: _Draft) -> BatchItem | None:
         spec = draft.doc.spec_
         before = draft.before
-        value = dump(draft.instance, before)
         parsed = copied(draft.instance) if draft.doc.compact_ else None
         if before is None:
+            value = dump(draft.instance)
             state = DocumentState(draft.record, spec.version, value, 0, parsed)
             self._staged.documents[draft.address] = DocumentChange(
                 None, state, [{"op": "replace", "path": "", "value": value}]
             )
             return CreateDocument(draft.record, spec.version, value)
-        ops = diff(before.value, value)
+        value, ops = changes(draft.instance, before)
         if not ops and not draft.stale_version:
             return None
         as_base = draft.stale_version or draft.doc.checkpoint_when(value, ops, before.deltas)

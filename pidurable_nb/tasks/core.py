@@ -10,7 +10,9 @@ could start, and *blocked* when its definition cannot take it. It is *queued* wh
 yet, and *reserving* from the instruction that hands it out until the shell says that it started or was passed over.
 
 Every decision about a task is made in one place, ``_assess``, from its record and a handful of flags; events only say
-whose turn it is to be assessed again. Each step costs what it touches, so many tasks stay linear.
+whose turn it is to be assessed again. Each step costs what it touches, so many tasks stay linear. That holds for the
+garbage collector too, which walks all that is live again and again: sets of ids are kept as the keys of a dictionary,
+and happenings as plain tuples, because it need not look into either.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, TypeAlias
 
 from ..records import Sleeping, TaskRecord, Waiting, outcome_of_task
@@ -27,7 +30,7 @@ BlockedReason: TypeAlias = Literal["missing_task", "task_too_old", "migration_fa
 Mode: TypeAlias = Literal["run", "abort"]
 
 RESERVE_AT_ONCE = 64
-"""How many ready tasks one commit reserves."""
+"""How many ready tasks one commit reserves, or orphans."""
 
 STORY_EVENTS = 20_000
 """How many events of this process are kept for stories."""
@@ -39,10 +42,10 @@ class Node:
 
     record: TaskRecord
     owner: int | None
-    children: set[int] = field(default_factory=set)
+    children: dict[int, None] = field(default_factory=dict)
     invocation: Mode | None = None
     cancelled: bool = False
-    unsettled: set[int] = field(default_factory=set)  # what a waiting task still waits for
+    unsettled: dict[int, None] = field(default_factory=dict)  # what a waiting task still waits for
     alarm: float | None = None  # its newest entry among the sleepers
     rung: float | None = None  # the alarm that rang: sleepers go on in the order of their alarms
     blocked: BlockedReason | None = None
@@ -99,13 +102,8 @@ class Readiness:
     migrates: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StoryEvent:
-    """One thing that happened to a task in this process."""
-
-    at: float
-    task: int
-    what: str
+StoryEvent: TypeAlias = tuple[float, int, str]
+"""One thing that happened to a task in this process: when, to which one, and what."""
 
 
 class SchedulerCore:
@@ -123,7 +121,7 @@ class SchedulerCore:
         self.nodes: dict[int, Node] = {}
         self.resumed = False
         self.closing = False
-        self._waiters: dict[int, set[int]] = {}
+        self._waiters: dict[int, dict[int, None]] = {}
         self._ready: deque[int] = deque()
         self._sleepers: list[tuple[float, int]] = []
         self._to_mark: dict[int, Literal["restart"] | None] = {}
@@ -255,9 +253,11 @@ class SchedulerCore:
             instructions.append(Finalise(tuple(self._to_finalise)))
             self._to_finalise.clear()
         if self.resumed:
-            if self._to_orphan:
-                instructions.append(Orphan(tuple(self._to_orphan.items())))
-                self._to_orphan.clear()
+            orphans = tuple(islice(self._to_orphan.items(), RESERVE_AT_ONCE))
+            if orphans:
+                instructions.append(Orphan(orphans))
+                for task, _ in orphans:
+                    del self._to_orphan[task]
             reserve: list[tuple[int, Mode]] = []
             while self._ready and len(reserve) < RESERVE_AT_ONCE:
                 task = self._ready.popleft()
@@ -401,7 +401,7 @@ class SchedulerCore:
         self._show(record.id)
         above = self.nodes.get(owner) if owner is not None else None
         if above is not None:
-            above.children.add(record.id)
+            above.children[record.id] = None
             outcome = outcome_of_task(above.record)
             if above.cancelled or above.record.abort_requested or (outcome and outcome.status != "completed"):
                 self._cancel_below(node, mark_self=True)
@@ -424,7 +424,7 @@ class SchedulerCore:
             asked.pop(record.id, None)
         above = self.nodes.get(node.owner) if node.owner is not None else None
         if above is not None:
-            above.children.discard(record.id)
+            above.children.pop(record.id, None)
             if not above.children:
                 self._touch(above.record.id)
         failed = outcome is not None and outcome.status != "completed"
@@ -432,7 +432,7 @@ class SchedulerCore:
             waiting = self.nodes.get(waiter)
             if waiting is None:
                 continue
-            waiting.unsettled.discard(record.id)
+            waiting.unsettled.pop(record.id, None)
             if failed and isinstance(waiting.record.state, Waiting) and waiting.record.state.policy == "fail_fast":
                 self._fail_fast(waiting)
             if not waiting.unsettled:
@@ -441,18 +441,18 @@ class SchedulerCore:
     def _wait(self, node: Node) -> None:
         state = node.record.state
         if isinstance(state, Waiting):
-            node.unsettled = {task for task in state.on if task in self.nodes}
+            node.unsettled = dict.fromkeys(task for task in state.on if task in self.nodes)
             for task in node.unsettled:
-                self._waiters.setdefault(task, set()).add(node.record.id)
+                self._waiters.setdefault(task, {})[node.record.id] = None
 
     def _unwait(self, node: Node) -> None:
         for task in node.unsettled:
             waiters = self._waiters.get(task)
             if waiters is not None:
-                waiters.discard(node.record.id)
+                waiters.pop(node.record.id, None)
                 if not waiters:
                     del self._waiters[task]
-        node.unsettled = set()
+        node.unsettled = {}
 
     def waits_settled(self, failed: Callable[[int], bool]) -> None:
         """After an opening, when ends before it are known: fail-fast waits with a failed target abort the rest."""
@@ -505,7 +505,7 @@ class SchedulerCore:
         self._dirty[task] = None
 
     def _note(self, at: float, task: int, what: str) -> None:
-        self.events.append(StoryEvent(at, task, what))
+        self.events.append((at, task, what))
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

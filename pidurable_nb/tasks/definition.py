@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
 
 from ..records import Checkpoint, TaskRecord
 from ..session.documents import check_name
-from ..values import JsonValue, check_json
+from ..values import JsonValue, check_json, detached
 
 if TYPE_CHECKING:
     from .runtime import TaskRun, TaskTx
@@ -134,8 +134,8 @@ class Task(Generic[I, R]):
 
     @classmethod
     def load_input(cls, stored: JsonValue) -> Any:
-        """An input from its stored form."""
-        return adapter(cls.input_type).validate_python(stored)
+        """An input from its stored form, with which it shares nothing: the task's code may change it."""
+        return adapter(cls.input_type).validate_python(detached(stored))
 
     @classmethod
     def dump_result(cls, result: Any) -> JsonValue:
@@ -145,9 +145,9 @@ class Task(Generic[I, R]):
         return check_json(value, f"the result of {cls.name}")
 
     @classmethod
-    def initial_checkpoint(cls, input: Any) -> Checkpoint:
-        """The stored form of the initial phase."""
-        return cls.initial(cls.load_input(cls.dump_input(input))).checkpoint()
+    def initial_checkpoint(cls, stored: JsonValue) -> Checkpoint:
+        """The stored form of the initial phase of a task with this stored input."""
+        return cls.initial(cls.load_input(stored)).checkpoint()
 
     @classmethod
     def load_phase(cls, checkpoint: Checkpoint) -> Phase:

@@ -206,14 +206,20 @@ async def changed(tx: Tx, record: TaskRecord, cause: Cause, state: TaskState) ->
 
 async def end_task(tx: Tx, record: TaskRecord, outcome: Outcome, *, attempted: bool = True) -> TaskRecord:
     """Give a task its outcome: held while ordinary owned work is live, else terminal with its documents retired."""
-    live = set(tx._session._sealed.children.get(record.id, ()))
-    live -= {task.id for task in tx._staged.tasks.values() if task.terminal}
-    live |= {task.id for task in tx._staged.tasks.values() if not task.terminal and _owner_in(tx, task) == record.id}
-    ended = await changed(tx, record, "outcome", outcome_state(outcome, bool(live)))
+    ended = await changed(tx, record, "outcome", outcome_state(outcome, _has_live_work(tx, record.id)))
     await put_ended(tx, ended)
     if attempted:
         tx._add(EndAttempt(record.id, "ended"))
     return ended
+
+
+def _has_live_work(tx: Tx, task: int) -> bool:
+    """Whether any ordinary owned work of a task is live once this commit is stored."""
+    staged = tx._staged.tasks
+    for child in tx._session._sealed.children.get(task, ()):
+        if child not in staged or not staged[child].terminal:
+            return True
+    return any(not other.terminal and _owner_in(tx, other) == task for other in staged.values())
 
 
 def _owner_in(tx: Tx, task: TaskRecord) -> int | None:
@@ -258,7 +264,8 @@ class TaskRun(Generic[I, R]):
         self._outdated_by: Any = None
         self._flushers: list[Callable[[], Awaitable[None]]] = []
         self._threads: set[asyncio.Future[Any]] = set()
-        self._thread_cancelled = threading.Event()
+        self._told_to_stop = False
+        """What threads look at: nobody can cancel them."""
 
     # -- state -------------------------------------------------------------------------------------------------------
 

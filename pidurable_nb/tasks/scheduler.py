@@ -504,7 +504,7 @@ class TaskSession(Session):
     async def _join(self, run: TaskRun[Any, Any]) -> None:
         """Wait for the worker threads that the invocation started."""
         while run._threads:
-            run._thread_cancelled.set()
+            run._told_to_stop = True
             await asyncio.wait(set(run._threads))
 
     def _cancel_invocation(self, id: int) -> None:
@@ -512,7 +512,7 @@ class TaskSession(Session):
         if invocation is not None and not invocation.asked_to_stop:
             invocation.asked_to_stop = True
             invocation.run._stopped = True
-            invocation.run._thread_cancelled.set()
+            invocation.run._told_to_stop = True
             if invocation.begun and invocation.run._active:
                 invocation.task.cancel()
             # One that has not begun looks at the flag, and one that has ended only waits for its threads: cancelling
@@ -692,7 +692,9 @@ class TaskSession(Session):
         for id, node in self._core.nodes.items():
             assert node.record is tasks[id], f"the scheduler has another record of task {id} than the committed one"
             children = {child for child in self._committed.children.get(id, ()) if child in tasks}
-            assert node.children == children, f"task {id} owns {sorted(children)}, the scheduler has {node.children}"
+            assert node.children.keys() == children, (
+                f"task {id} owns {sorted(children)}, the scheduler has {node.children}"
+            )
             if node.invocation is not None and self._failure is None and self.end is None:
                 assert id in self._invocations or self._background, f"task {id} counts as running without an invocation"
 

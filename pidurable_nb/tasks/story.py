@@ -45,7 +45,7 @@ def tell(record: TaskRecord, attempts: Iterable[Attempt], lives: Iterable[Life],
         told.append((attempt.started_at, 0, f"attempt {number} began at {attempt.phase}{where}"))
         ended = attempt.ended_at if attempt.ended_at is not None else attempt.started_at
         told.append((ended, 2, f"attempt {number} {ENDS[attempt.end]}"))
-    told.extend((event.at, 1, event.what) for event in events if event.task == record.id)
+    told.extend((at, 1, what) for at, task, what in events if task == record.id)
     if record.ended_at is not None:
         told.append((record.ended_at, 3, f"ended {outcome.status if outcome else ''}"))
     lines.extend(f"  {_clock(at)}  {what}" for at, _, what in sorted(told, key=lambda line: line[:2]))

@@ -67,6 +67,21 @@ def test_a_task_starts_in_its_first_phase() -> None:
     assert list(Pay.phases) == ["authorize", "capture"]
 
 
+def test_an_input_that_code_changes_in_place_stays_as_it_is_stored() -> None:
+    class Loose(Task[Any, None], name="t.loose"):
+        class Run(Phase):
+            first: str
+
+        @classmethod
+        def initial(cls, input: Any) -> Phase:
+            return cls.Run(first=input["items"].pop(0))
+
+    stored = Loose.dump_input({"items": ["a", "b"]})
+    assert Loose.initial_checkpoint(stored) == {"phase": "run", "first": "a"}
+    Loose.load_input(stored)["items"].clear()
+    assert stored == {"items": ["a", "b"]}
+
+
 def test_inputs_and_results_are_validated_and_stored_as_plain_json() -> None:
     assert Pay.dump_input(Card(number="4")) == {"number": "4", "limit": None}
     assert Pay.load_input({"number": "4"}) == Card(number="4")

@@ -609,10 +609,14 @@ def test_stopping_joins_the_asyncio_tasks_that_a_phase_awaits(how: str) -> None:
         class Parts(Task[None, None], name="t.parts"):
             class Run(Phase):
                 async def run(self, task: TaskRun[None, None]) -> None:
+                    def until_told() -> None:
+                        while not task._told_to_stop:
+                            time.sleep(0.005)
+
                     async with asyncio.TaskGroup() as group:
                         group.create_task(part("in a group"))
                         group.create_task(part("in a group"))
-                        group.create_task(task.in_thread(task._thread_cancelled.wait))
+                        group.create_task(task.in_thread(until_told))
 
             @classmethod
             async def abort(cls, task: TaskRun[None, None]) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from pidurable_nb import Phase, Task, TaskRun
 from pidurable_nb.records import Aborted, ConversationId, Pending, Running, Sleeping, TaskId, TaskRecord, Terminal
-from pidurable_nb.tasks.core import Mark, Readiness, Reserve, SchedulerCore
+from pidurable_nb.tasks.core import RESERVE_AT_ONCE, Mark, Orphan, Readiness, Reserve, SchedulerCore
 from pidurable_nb.tasks.rules import change
+from pidurable_nb.testing import eventually
 
 from .support import run, world
 
 DEEP = 5000
+MANY = 10_000
 
 
 def core_of(*records: TaskRecord) -> SchedulerCore:
@@ -105,6 +108,117 @@ def test_a_chain_of_a_thousand_owners_runs_down_and_up() -> None:
             assert (await w.outcome(id)).result == 1000
 
     run(main, timeout=60)
+
+
+class Link(Task[None, None], name="t.link"):
+    """One of a chain of owners. It sleeps until it is aborted."""
+
+    aborted: list[int] = []
+
+    class Sleep(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None:
+            await task.sleep_until(1e9, self)
+
+    @classmethod
+    async def abort(cls, task: TaskRun[None, None]) -> None:
+        cls.aborted.append(task.id)
+        await task.aborted()
+
+
+def test_a_live_chain_of_five_thousand_owners_ends_bottom_up_over_a_close_and_a_crash(tmp_path: Path) -> None:
+    async def main() -> None:
+        assert sys.getrecursionlimit() < DEEP
+        Link.aborted.clear()
+        async with world(Link, path=tmp_path) as w:
+            root = await w.harness.root()
+            chain: list[TaskId] = []
+            async with root.commit() as tx:
+                for _ in range(DEEP):
+                    chain.append(await tx.create_task(Link, None, owner=chain[-1] if chain else None))
+            w.harness.resume()
+            await eventually(lambda: w.harness.wake().at == 1e9, timeout=60)
+
+            await w.reopen()
+            w.harness.validate()
+            graph = await w.harness.task_graph()
+            assert {node.status for node in graph.tasks.values()} == {"sleeping"}
+            assert [graph.tasks[id].owner for id in chain] == [None, *chain[:-1]]
+            assert await w.harness.abort_task(chain[0]) == "marked"
+            await eventually(lambda: len(Link.aborted) > 100, timeout=60)
+            assert (await w.record(chain[0])).abort_requested
+            await w.kill()
+            w.harness.validate()
+            assert (await w.outcome(chain[0])).status == "aborted"
+            once = list(dict.fromkeys(Link.aborted))
+            assert once == chain[::-1]
+            assert len(Link.aborted) <= DEEP + 1  # at most the one that the crash cut off ran again
+            ended = [record.ended_at for record in await w.harness.tasks(kind="t.link", status="terminal").list()]
+            assert len(ended) == DEEP
+            assert None not in ended
+            assert (await w.harness.task_graph()).tasks == {}
+
+    run(main, timeout=240)
+
+
+class Alarm(Task[float, None], name="t.alarm"):
+    """Sleeps until an instant, and says that it woke."""
+
+    woken: list[float] = []
+
+    class Sleep(Phase):
+        async def run(self, task: TaskRun[float, None]) -> None:
+            await task.sleep_until(task.input, Alarm.Awake())
+
+    class Awake(Phase):
+        async def run(self, task: TaskRun[float, None]) -> None:
+            Alarm.woken.append(task.input)
+            await task.complete()
+
+
+def test_ten_thousand_sleeping_tasks_open_and_wake_in_the_order_of_their_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        Alarm.woken.clear()
+        instants = [2000.0 + (n * 7919) % MANY for n in range(MANY)]
+        async with world(Alarm, path=tmp_path, wakes=True) as w:
+            root = await w.harness.root()
+            async with root.commit() as tx:
+                for instant in instants:
+                    await tx.create_task(Alarm, instant)
+            w.harness.resume()
+            await eventually(lambda: w.harness.wake().at == 2000.0, timeout=60)
+            await w.harness.close()
+
+            before = time.process_time()
+            await w.open()
+            await w.settled()
+            assert time.process_time() - before < 10.0  # a third of a second; what is quadratic takes minutes
+            assert w.harness.wake().at == 2000.0
+            w.harness.validate()
+            half = 2000.0 + MANY // 2
+            w.clock.set(half)
+            w.harness.resume()
+            await eventually(lambda: w.harness.wake().at == half + 1, timeout=60)
+            assert Alarm.woken == [2000.0 + n for n in range(MANY // 2 + 1)]
+            w.clock.set(1e6)
+            w.harness.resume()
+            await eventually(lambda: len(Alarm.woken) == MANY, timeout=60)
+            assert Alarm.woken == sorted(instants)
+            await w.settled()
+
+    run(main, timeout=240)
+
+
+def test_tasks_without_code_are_given_up_in_batches() -> None:
+    gone = Readiness("missing_task")
+    core = SchedulerCore(lambda record: gone, lambda record: record.owner)
+    core.loaded([record(id).replaced(abort_requested=True) for id in range(1, 2 * RESERVE_AT_ONCE + 2)])
+    core.resume()
+    batches: list[int] = []
+    while instructions := core.decide(0.0):
+        [orphan] = instructions
+        assert isinstance(orphan, Orphan)
+        batches.append(len(orphan.tasks))
+    assert batches == [RESERVE_AT_ONCE, RESERVE_AT_ONCE, 1]
 
 
 class Fan(Task[int, int], name="t.fan"):
