@@ -11,11 +11,25 @@ from typing import Any
 from session.support import GatedStorage, bounded, turns
 
 from pidurable_nb import Conversation, Extension, Harness, LiveState, MemoryStorage, Registry, Settings
-from pidurable_nb.messages import ToolCall
+from pidurable_nb.messages import ToolCall, ToolResultMessage
 from pidurable_nb.models import Reply, ScriptedModel
 from pidurable_nb.testing import ManualClock, eventually, validate
 
-__all__ = ["Chat", "GatedStorage", "bounded", "call", "calls", "eventually", "forever", "kinds", "live", "turns"]
+__all__ = [
+    "Chat",
+    "GatedStorage",
+    "bounded",
+    "call",
+    "calls",
+    "codes",
+    "eventually",
+    "forever",
+    "kinds",
+    "live",
+    "one_call",
+    "results",
+    "turns",
+]
 
 
 class Chat:
@@ -88,3 +102,33 @@ async def live(harness: Harness, conversation: Conversation) -> LiveState:
 
 async def forever() -> None:
     await asyncio.Event().wait()
+
+
+async def results(conversation: Any) -> list[ToolResultMessage]:
+    found = []
+    async for entry in conversation.entries(order="ascending"):
+        if entry.kind == "pi.tool-result":
+            found.append(entry.messages[0])
+    return found
+
+
+async def codes(conversation: Any) -> list[str | None]:
+    return [
+        entry.data.get("code")
+        async for entry in conversation.entries(order="ascending")
+        if entry.kind == "pi.tool-result"
+    ]
+
+
+async def one_call(chat: Chat, *tools: Any, arguments: dict[str, Any] | None = None) -> tuple[ToolResultMessage, Any]:
+    """Have the model call the first tool once; its result message, and the result entry's data."""
+    chat.model._steps = (calls(call(tools[0].name, arguments)), "done")
+    if tools:
+        chat.install(*tools)
+    async with chat.open() as (_, root):
+        settled = await (await root.submit("go")).wait()
+        assert settled.status == "done"
+        [message] = await results(root)
+        [data] = [e.data async for e in root.entries() if e.kind == "pi.tool-result"]
+        assert chat.model.requests[-1].messages[-1] == message
+        return message, data
