@@ -417,14 +417,20 @@ class Conversation:
         return Conversation(harness, record.id)
 
     async def revise(
-        self, entry: EntryId, content: str | Sequence[ContentBlock], *, data: JsonValue = None
+        self,
+        entry: EntryId,
+        content: str | Sequence[ContentBlock],
+        *,
+        data: JsonValue = None,
+        init: Init | None = None,
     ) -> tuple[Conversation, Submission]:
         """Say an earlier input differently, and go on from there in a branch: a fork at the entry before it, with
         ``content`` in its place, made in one commit (engine.md, section 6). This conversation stays as it is.
 
         Where nothing comes before that entry the branch is a conversation of its own, with this one's agent as of it.
-        The new entry keeps the kind of the old one. Returns the branch and its submission. Starts scheduling. Raises
-        ``DurableError`` for an entry that this conversation does not see or that is no input.
+        The new entry keeps the kind of the old one; ``init`` runs in that commit too. Returns the branch and its
+        submission. Starts scheduling. Raises ``DurableError`` for an entry that this conversation does not see or that
+        is no input.
         """
         harness = self._harness
         blocks = _checked_blocks(content)
@@ -448,6 +454,7 @@ class Conversation:
                 record = await tx.create_conversation()
                 if kept is not None:
                     await harness._configure(tx, record.id, dict(kept))
+            await harness._set_up(tx, record, None, init)
             branch = Conversation(harness, record.id)
             id = await branch._admit(tx, blocks, None, "follow_up", kind, checked, digest, None)
         return branch, Submission(harness, id, branch.id)

@@ -1,16 +1,16 @@
 """Which submission a cell stands for (notebook.md, Running a cell again).
 
 A *request id* is made of the text after interpolation and an *ordinal* that tells equal texts apart. A cell with an id
-keeps the ordinal it first got, in a document; without cell ids the ordinal counts how often this kernel life has run
-that text. So running a cell again finds what is stored, in any front end. An *attempt* is a new submission under the
-same id, after a failure or with ``--again``.
+of its own keeps the ordinal it first got, in a document; without such ids the ordinal counts how often this kernel life
+has run that text. So running a cell again finds what is stored, in any front end. An *attempt* is a new submission
+under the same id, after a failure or with ``--again``.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
@@ -43,6 +43,12 @@ class Provenance(Value):
         return " and ".join(parts) if parts else None
 
 
+def lasting(cell: str) -> bool:
+    """Whether a cell has its id for good. VS Code names a cell by an address, which counts the cells of a notebook as
+    they were when it was opened; opened again, the same cell may have another one."""
+    return not cell.startswith("vscode-")
+
+
 def text_digest(kind: str, text: str) -> str:
     """A short name for a text and for what is done with it."""
     return hashlib.sha256(f"{kind}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -53,14 +59,26 @@ class Ordinals:
 
     def __init__(self) -> None:
         self._count: Counter[tuple[int, str]] = Counter()
+        self._passing: dict[tuple[int, str, str], int] = {}
         self._execution: str | None = None
         self._repeats: Counter[tuple[str, str]] = Counter()
 
-    def next(self, conversation: int, digest: str) -> int:
-        """The ordinal of this run of a text without a cell id, from 0."""
-        ordinal = self._count[(conversation, digest)]
-        self._count[(conversation, digest)] += 1
-        return ordinal
+    def look(self, conversation: int, digest: str, cell: str | None, cells: Sequence[str]) -> int:
+        """The ordinal that a text has, or would get, in this run; ``cells`` are those stored for it."""
+        if cell is not None and lasting(cell):
+            return cells.index(cell) if cell in cells else len(cells)
+        known = None if cell is None else self._passing.get((conversation, digest, cell))
+        return self._count[conversation, digest] if known is None else known
+
+    def take(self, conversation: int, digest: str, cell: str | None) -> bool:
+        """Give this run the ordinal that ``look`` gave. Whether the cell is to be stored for it."""
+        if cell is not None and lasting(cell):
+            return True
+        if cell is None or (conversation, digest, cell) not in self._passing:
+            if cell is not None:
+                self._passing[conversation, digest, cell] = self._count[conversation, digest]
+            self._count[conversation, digest] += 1
+        return False
 
     def repeated(self, execution: str | None, cell: str, digest: str) -> int:
         """How often this execution of the cell has asked that text before."""
@@ -88,6 +106,10 @@ class Order:
         self._ticks = 0
         self._entered: dict[int, int] = {}
         self._replaced: dict[int, int] = {}
+
+    def go_back(self, submission: int | None) -> None:
+        """The notebook was rewound: what comes next comes after that submission."""
+        self.last, self.began = submission, True
 
     def asked(self, submission: int, cell: str | None) -> None:
         """A cell asked anew."""
@@ -131,11 +153,11 @@ async def ordinal_of(tx: Tx, conversation: int, digest: str, cell: str) -> int:
     return cells.index(cell)
 
 
-def request_id(digest: str, ordinal: int, attempt: int) -> str:
-    """The id of one attempt."""
-    return f"cell:{digest}:{ordinal}" + (f"#{attempt}" if attempt > 1 else "")
+def request_id(digest: str, ordinal: int) -> str:
+    """The id of what a cell asks for."""
+    return f"cell:{digest}:{ordinal}"
 
 
-def named_request_id(name: str, attempt: int) -> str:
-    """The id of one attempt of a submission that was named with ``--id``; the first has the name itself."""
-    return name + (f"#{attempt}" if attempt > 1 else "")
+def attempt_id(request: str, attempt: int) -> str:
+    """The id of one attempt; the first has the request's own."""
+    return request + (f"#{attempt}" if attempt > 1 else "")

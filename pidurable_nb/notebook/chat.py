@@ -10,63 +10,67 @@ share.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..agent.conversation import Conversation, WhenBusy
-from ..agent.harness import Harness
-from ..agent.settings import RunLimits, Settings
-from ..agent.state import InboxItem, LiveApproval, LiveState, UsageState
-from ..errors import NotebookError, SessionClosed
+from ..agent.conversation import Conversation, Submission, WhenBusy
+from ..agent.settings import RunLimits
+from ..agent.state import InboxItem, LiveApproval, UsageState
+from ..errors import NotebookError
 from ..messages import TextBlock, UserMessage, text_of
 from ..records import Entry, SubmissionRecord, SubmissionStatus, TaskId, TaskRecord
-from ..session import Address
 from . import frontend
-from .asking import Asked, Asking, Content
-from .bridge import Bridge
-from .cells import text_digest
-from .displays import display, request_name
-from .holding import Hold
+from .asking import Asked, Asking, Content, Request
+from .branching import Branches
+from .displays import Changing, display, request_name
 from .installed import check_model, install, model_name
-from .opened import close, is_current
+from .opened import check_name, close, is_current, opened, session_name, sessions
+from .opensession import OpenSession
 from .present import approval_calls, tasks_view, transcript_view
 from .render import mimebundle
 from .turns import Answer, Turn
-from .view import RecoveryView, StatusRow, StatusView, TasksView, TranscriptView, clip, clock_time
+from .view import (
+    ComparisonView,
+    ConversationsView,
+    RecoveryView,
+    StatusRow,
+    StatusView,
+    TasksView,
+    TranscriptView,
+    clip,
+    clock_time,
+    duration_words,
+)
 
 T = TypeVar("T")
 
 
 class Chat:
-    """An open session in this kernel: its root conversation, asked and watched from cells.
+    """A conversation of an open session, asked and watched from cells.
 
-    ``harness`` and ``conversation`` are the engine's objects; use them on the engine thread, through ``run``.
+    ``harness`` and ``conversation`` are the engine's objects; use them on the engine thread, through ``run``. Where the
+    notebook is rewound, ``conversation`` becomes another one; ``fork`` gives a ``Chat`` of its own.
     """
 
-    def __init__(self, bridge: Bridge, harness: Harness, conversation: Conversation, name: str) -> None:
-        self._bridge = bridge
-        self.harness = harness
-        self.conversation = conversation
+    def __init__(self, session: OpenSession, name: str, *, label: str, line: Sequence[int]) -> None:
         self.name = name
-        self.path = harness.storage.name
-        self.recovery = RecoveryView(path=self.path)
-        self._given_settings: Settings | Callable[[], Settings] = Settings()
-        self._limits: RunLimits | None = None
-        self._hold = Hold(bridge, harness, self._refresh_turns)
-        self._asking = Asking(harness, conversation)
+        self.harness = session.harness
+        self.path = session.path
+        self._session = session
+        self._bridge = session.bridge
+        self._hold = session.hold
+        self._label = label
+        self._asking = Asking(session.harness, line)
+        self._branches = Branches(session, self._asking, label)
         self._shown_in: str | None = None
-        self._turns: dict[int, Turn] = {}
-        self._contexts: dict[int, contextvars.Context] = {}
-        harness.invocation_context = self._context_of
 
     def __repr__(self) -> str:
         return f"<Chat {self.name} on {self.path}{' (closed)' if self.closed else ''}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return mimebundle(self.recovery)
+        return mimebundle(self._session.recovery)
 
     def _ipython_display_(self) -> None:
         if self._shown_in is None or self._shown_in != request_name():
@@ -75,7 +79,22 @@ class Chat:
     @property
     def closed(self) -> bool:
         """Whether the session has ended."""
-        return self.harness.end is not None
+        return self._session.closed
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether it was forked off and has a name of its own; the notebook's own line is none, rewound or not."""
+        return bool(self._label)
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation in which this one goes on."""
+        return self._asking.conversation
+
+    @property
+    def recovery(self) -> RecoveryView:
+        """What was found when the session was opened."""
+        return self._session.recovery
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +113,7 @@ class Chat:
         ``again`` asks anew under it. Raises ``ConversationBusy`` with ``when_busy="reject"``.
         """
         self._check_open()
-        turn = self._bridge.run(self._ask, content, lambda: self._asking.named(content, request_id, when_busy, again))
+        turn = self._bridge.run(self._ask, content, _request(request_id), when_busy, again)
         if show if show is not None else frontend.live_frontend():
             turn.show()
         return turn
@@ -115,43 +134,25 @@ class Chat:
     ) -> Turn:
         """Ask for a cell: running it again finds the stored submission instead of asking again."""
         self._check_open()
-        digest = text_digest(kind, text)
-        here = self._asking.cell_now(cell, digest)
+        request = self._asking.request(kind, text, cell=cell, name=id)
+        return self._bridge.run(self._ask, text, request, when_busy, again)
 
-        def ask() -> Awaitable[Asked]:
-            if id is not None:
-                return self._asking.named(text, id, when_busy, again, here)
-            return self._asking.cell(text, digest, here, when_busy, again)
+    def cell_request(self, kind: str, text: str, *, cell: str | None) -> Request:
+        """What a cell that does ``kind`` with ``text`` asks for: with it as ``request_id`` it is done once."""
+        return self._asking.request(kind, text, cell=cell)
 
-        return self._bridge.run(self._ask, text, ask)
+    async def _ask(self, content: Content, request: Request | None, when_busy: WhenBusy, again: bool) -> Turn:
+        return await self._follow(content, await self._asking.ask(content, request, when_busy, again))
 
-    def cell_request(self, kind: str, text: str, *, cell: str | None) -> str:
-        """The request id with which a cell writes ``text``, so that running it again finds what it wrote."""
-        self._check_open()
-        digest = text_digest(kind, text)
-        return self._bridge.run(self._asking.request, digest, self._asking.cell_now(cell, digest))
-
-    async def _ask(self, content: Content, ask: Callable[[], Awaitable[Asked]]) -> Turn:
-        asked = await ask()
-        self._contexts[asked.submission.id] = contextvars.copy_context()
+    async def _follow(self, content: Content, asked: Asked) -> Turn:
         prompt = content if isinstance(content, str) else "\n".join(b.text for b in content if b.type == "text")
         turn = Turn(self, asked.submission, prompt, asked.note)
-        self._turns[asked.submission.id] = turn
+        self._session.follow(turn)
         turn._start()
         await asyncio.sleep(0)
         if asked.stored:
             await turn._settled.wait()
         return turn
-
-    def _context_of(self, task: TaskRecord) -> contextvars.Context | None:
-        """Where the work of a run shows what it prints: under the cell that asked for it last."""
-        address = Address(LiveState.spec_.kind, task.conversation_id)
-        state = self.harness._committed.documents.get(address)
-        run = state.value.get("run") if state is not None else None
-        for id in reversed(run["inputs"] if run is not None else ()):
-            if id in self._contexts:
-                return self._contexts[id].copy()
-        return None
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -194,9 +195,10 @@ class Chat:
                 if waiting.type == "input":
                     await self.harness._abort_submission(waiting.submission)
             await self._hold.resume()
-        for turn in self._turns.values():
-            turn._stopping = not turn._settled.is_set()
-        self._refresh_turns()
+        for turn in self._session.turns.values():
+            if turn.view.conversation == self.conversation.id:
+                turn._stopping = not turn._settled.is_set()
+        self._session.refresh_turns()
         await self.conversation.abort()
         return busy
 
@@ -220,7 +222,8 @@ class Chat:
                 for item in items
             )
             count = f"{len(rows)} waiting" if rows else "nothing waits"
-            return StatusView(title=f"inbox · {count}", state="waiting" if rows else "idle", rows=rows)
+            state = "waiting" if rows else (await self._status()).state
+            return StatusView(title=f"inbox · {count}", state=state, rows=rows)
 
         return self._bridge.run(read)
 
@@ -229,27 +232,27 @@ class Chat:
         self._check_open()
         return self._bridge.run(self.harness._abort_submission, submission)
 
-    def note(self, text: str, *, request_id: str | None = None) -> SubmissionStatus:
+    def note(self, text: str, *, request_id: str | Request | None = None) -> SubmissionStatus:
         """Add something that the model reads with the next question; returns whether it is ``done`` or ``queued``.
 
         ``request_id`` makes it idempotent: the same id finds what was noted, before and after a restart.
         """
         self._check_open()
 
-        async def write() -> SubmissionStatus:
-            found = None if request_id is None else await self._asking.by_request(request_id)
-            if found is not None:
-                return found.status
+        async def write(id: str | None) -> Submission:
             said = UserMessage([TextBlock(text)], timestamp=self.harness.clock())
-            written = await self.conversation.write("notebook.note", messages=[said], request_id=request_id)
-            return (await written.status()).status
+            return await self.conversation.write("notebook.note", messages=[said], request_id=id)
 
-        return self._bridge.run(write)
+        return self._bridge.run(self._asking.write, _request(request_id), write)
 
-    def reset(self, handoff: str | None = None, *, request_id: str | None = None) -> None:
+    def reset(self, handoff: str | None = None, *, request_id: str | Request | None = None) -> None:
         """Start the model's context anew, with a note to what comes; the history stays."""
         self._check_open()
-        self._bridge.run(lambda: self.conversation.reset(handoff, request_id=request_id))
+
+        async def write(id: str | None) -> None:
+            await self.conversation.reset(handoff, request_id=id)
+
+        self._bridge.run(self._asking.write, _request(request_id), write)
 
     def abort(self, task: int) -> Literal["marked", "terminal"]:
         """Stop one task and the work below it. Raises ``DurableError`` for a task that does not exist."""
@@ -307,6 +310,99 @@ class Chat:
         self._check_open()
         self._bridge.run(self._hold.resume)
 
+    # -- branches ----------------------------------------------------------------------------------------------------
+
+    def fork(
+        self, entry: int | None = None, *, name: str | None = None, request_id: str | Request | None = None
+    ) -> Chat:
+        """A branch that sees everything through an entry, by default the newest, and goes on by itself.
+
+        Returns a ``Chat`` of it, which has ``name`` for ``use``; this one stays where it is. ``request_id`` finds the
+        branch that was forked under it. Raises ``NotebookError`` where there is nothing to fork at, or the name is
+        taken, and ``DurableError`` for an entry that does not exist.
+        """
+        self._check_open()
+        if name is not None:
+            check_name(name)
+        label, conversation = self._bridge.run(
+            self._branches.fork, entry, name, _request(request_id), session_name(self.path)
+        )
+        return self._branch(label, conversation)
+
+    def branch(self, name: str | int) -> Chat:
+        """A ``Chat`` of a branch of this session, by its name or by the id of its conversation."""
+        self._check_open()
+        label, conversation = self._bridge.run(self._branches.find, name, session_name(self.path))
+        return self._branch(label, conversation)
+
+    def _branch(self, label: str, conversation: int) -> Chat:
+        for chat in sessions():
+            if chat._session is self._session and chat._label == label:
+                return chat
+        line = self._bridge.run(self._branches.line, label, conversation)
+        chat = Chat(self._session, label or session_name(self.path), label=label, line=line)
+        opened(chat, chat.name, current=False)
+        return chat
+
+    def rewind(self, entry: int, *, request_id: str | Request | None = None) -> None:
+        """Go on from an earlier entry: on a new branch, on which this chat is from now on, in later lives too.
+
+        What came after the entry stays, on the branch that is left. ``request_id`` goes to the branch that was made
+        under it. Raises ``DurableError`` for an entry that does not exist.
+        """
+        self._check_open()
+        self._bridge.run(self._branches.rewind, entry, _request(request_id))
+
+    def edit(self, entry: int, content: Content, *, show: bool | None = None) -> Turn:
+        """Say an earlier question differently and go on from there, on a new branch; the original is kept.
+
+        ``entry`` is the question's. Returns the turn of the new one. Raises ``DurableError`` for an entry that does not
+        exist here or that is no question.
+        """
+        self._check_open()
+
+        async def revise() -> Turn:
+            return await self._follow(content, Asked(await self._branches.revise(entry, content), None, stored=False))
+
+        turn = self._bridge.run(revise)
+        if show if show is not None else frontend.live_frontend():
+            turn.show()
+        return turn
+
+    def conversations(self) -> ConversationsView:
+        """The conversations of the session, as a tree: which was forked from which, and what was said last in each."""
+        self._check_open()
+        return self._bridge.run(self._branches.list)
+
+    def branch_names(self) -> list[str]:
+        """The names of the branches of this session."""
+        self._check_open()
+        return self._bridge.run(self._branches.names)
+
+    def compare(self, one: str | int, other: str | int | None = None) -> ComparisonView:
+        """Two branches side by side: what both see, and what each has after it. Each is a name or a conversation's id;
+        one alone is compared with where this chat is."""
+        self._check_open()
+        return self._bridge.run(self._branches.compare, one, other, session_name(self.path))
+
+    def compact(
+        self, instructions: str | None = None, *, request_id: str | Request | None = None, show: bool | None = None
+    ) -> StatusView:
+        """Have the oldest part of the model's context summarised, and wait for it; what came of it.
+
+        ``instructions`` say what the summary is to keep. The history stays. ``request_id`` finds what was compacted
+        under it. Interrupting stops waiting, and the work goes on. Raises ``NotebookError`` when it failed.
+        """
+        self._check_open()
+        if self._hold.words is not None:
+            raise NotebookError(f"nothing would end: the session {self._hold.words}")
+        task = self._bridge.run(self._branches.compact, instructions, _request(request_id))
+        with Changing(show if show is not None else frontend.in_ipython()) as shown:
+            while (done := self._bridge.run(self._branches.compacted, task, shown.interval)) is None:
+                shown.change(StatusView(title=f"compacting · {duration_words(shown.elapsed)}", state="running"))
+            shown.end(done)
+        return done
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def status(self) -> StatusView:
@@ -320,6 +416,7 @@ class Chat:
         state: Literal["idle", "running", "paused", "waiting"] = "idle" if run is None else "running"
         rows = [
             StatusRow(name="session", value=f"{self.name} · {self.path}"),
+            *await self._branches.rows(),
             StatusRow(name="owner", value=f"this kernel, process {life.pid}, since {clock_time(life.opened_at)}"),
             StatusRow(name="model", value=(await self.conversation.agent()).model or "none"),
             StatusRow(name="entries", value=f"{len(view.entries)} in context"),
@@ -413,13 +510,9 @@ class Chat:
             raise NotebookError(
                 f"there is no limit {', '.join(sorted(unknown))}; there are turns, tokens, cost, session_cost"
             )
-        self._limits = RunLimits.model_validate(self._settings().limits.to_data() | caps)
-        return self._limits
-
-    def _settings(self) -> Settings:
-        """The settings that the session was opened with, under the caps that were set since."""
-        given = self._given_settings() if callable(self._given_settings) else self._given_settings
-        return given if self._limits is None else given.replaced(limits=self._limits)
+        limits = RunLimits.model_validate(self._session.settings().limits.to_data() | caps)
+        self._session.limits = limits
+        return limits
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent copy of the session, while it works, to a new file."""
@@ -435,13 +528,7 @@ class Chat:
 
     def close(self) -> None:
         """Close the session; what was running goes on at the next opening."""
-        self._bridge.run(self._close)
-
-    async def _close(self) -> None:
-        self._hold.end()
-        await self.harness.close()
-        followers = [turn._follower for turn in self._turns.values() if turn._follower is not None]
-        await asyncio.gather(*followers, return_exceptions=True)
+        self._bridge.run(self._session.close)
 
     def __enter__(self) -> Chat:
         return self
@@ -457,21 +544,9 @@ class Chat:
         """Why nothing starts, in words that go on from "the session", or ``None`` when it does."""
         return self._hold.words
 
-    def _refresh_turns(self) -> None:
-        """Show again what waited for scheduling."""
 
-        async def refresh() -> None:
-            try:
-                view = await self.conversation.view()
-                for turn in self._turns.values():
-                    if not turn._settled.is_set():
-                        record = await turn._submission.status()
-                        if not record.settled:
-                            turn._update(record, view)
-            except SessionClosed:
-                return  # the turns show that by themselves
-
-        self._bridge.call_soon(refresh)
+def _request(given: str | Request | None) -> Request | None:
+    return Request("", None, given) if isinstance(given, str) else given
 
 
 def _said(item: InboxItem) -> str:

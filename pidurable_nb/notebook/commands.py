@@ -360,6 +360,8 @@ def _choices(shell: Any, words: list[str]) -> list[str]:
     options = _options(found.parser)
     if found.name in ("use", "close"):
         options += [chat.name for chat in sessions.sessions()]
+    if found.name in ("use", "conversations"):
+        options += [name for chat in sessions.mains() for name in chat.branch_names()]
     if found.name in ("approve", "deny") and sessions.sessions():
         options += [item.call for item in sessions.current().approvals()]
     if found.name == "kernel":
@@ -502,7 +504,8 @@ def _history(shell: Any, options: argparse.Namespace) -> None:
 
 @command("usage", "tokens and cost, per model and tool", "%durable usage")
 def _show_usage(shell: Any, options: argparse.Namespace) -> None:
-    usage = sessions.current().usage()
+    chat = sessions.current()
+    usage = chat.usage()
     rows = [
         StatusRow(
             name=name,
@@ -511,7 +514,7 @@ def _show_usage(shell: Any, options: argparse.Namespace) -> None:
         )
         for name, spent in (*usage.models.items(), *usage.tools.items())
     ]
-    show(StatusView(title=f"usage · {usage.requests} requests", state="idle", rows=tuple(rows)))
+    show(StatusView(title=f"usage · {usage.requests} requests", state=chat.status().state, rows=tuple(rows)))
 
 
 @command(
@@ -617,4 +620,4 @@ def json_object(text: str, option: str) -> dict[str, Any]:
 
 
 # Each registers its commands; they use what stands above.
-from . import commands_inbox, commands_records  # noqa: E402, F401
+from . import commands_branches, commands_inbox, commands_records  # noqa: E402, F401

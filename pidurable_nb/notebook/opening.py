@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..agent.agent import AgentChange
@@ -16,11 +15,13 @@ from ..errors import NotebookError
 from ..models import default_models
 from ..records import Attempt
 from . import frontend
+from .branches import BranchesState
 from .bridge import Bridge, engine
 from .chat import Chat
 from .displays import display, request_name
 from .installed import check_model, model_name, registry
-from .opened import opened, sessions
+from .opened import mains, opened, session_name, sessions
+from .opensession import OpenSession
 from .present import recovery_view
 from .render import mimebundle
 
@@ -46,10 +47,10 @@ def open(
     ``paused`` holds it until ``resume()``. Raises ``SessionInUse``, ``StorageError`` and ``UnknownModel``.
     """
     text = os.fspath(path)
-    key = name or _session_name(text)
+    key = name or session_name(text)
     bridge = engine()
     present = next((chat for chat in sessions() if chat.name == key), None)
-    same = next((chat for chat in sessions() if text != ":memory:" and _real(chat.path) == _real(text)), None)
+    same = next((chat for chat in mains() if text != ":memory:" and _real(chat.path) == _real(text)), None)
     if present is not None and present is not same and (text != ":memory:" or present.path != text):
         raise NotebookError(f"a session named {key} is open on {present.path}: choose another name with --as NAME")
     if same is not None and present is not same:
@@ -78,10 +79,6 @@ def _agent_fields(model: Any, instructions: str | None) -> dict[str, Any]:
     return fields
 
 
-def _session_name(path: str) -> str:
-    return Path(path.removeprefix("jsonl:")).stem or path
-
-
 def _real(path: str) -> str:
     return path if path == ":memory:" else os.path.realpath(path.removeprefix("jsonl:"))
 
@@ -101,11 +98,11 @@ async def _open(
     if settings is None:  # each cell is a question of its own: one that fails does not keep the next waiting
         settings = Settings(after_failed_run="continue")
     given = settings
-    chat: Chat | None = None
+    session: OpenSession | None = None
 
     def in_force() -> Settings:
-        if chat is not None:
-            return chat._settings()
+        if session is not None:
+            return session.settings()
         return given() if callable(given) else given
 
     harness = await Harness.open(path, models=default_models, registry=registry, settings=in_force, env=env)
@@ -113,21 +110,22 @@ async def _open(
         harness.run_in_kernel = bridge.run_in_kernel
         harness.hold = True
         new = await harness.conversation(1) is None
-        root = await harness.root(agent=AgentChange(**agent))
+        await harness.root(agent=AgentChange(**agent))
+        session = OpenSession(bridge, harness, given)
+        branches = await harness.snapshot(BranchesState) or BranchesState()
+        chat = Chat(session, name, label="", line=branches.line(""))
         if agent and not new:
-            await root.configure(**agent)
-        chat = Chat(bridge, harness, root, name)
-        chat._given_settings = given
+            await chat.conversation.configure(**agent)
         inspection = await harness.inspect()
         lives = await harness.storage.lives()
         found = await _cut_off(harness)
-        live = await harness.snapshot(LiveState, root.id) or LiveState()
+        live = await harness.snapshot(LiveState, chat.conversation.id) or LiveState()
         prompts = await _prompts(chat)
         if paused:
-            chat._hold.pause()
+            session.hold.pause()
         else:
-            await chat._hold.wait_for_tools()
-        chat.recovery = recovery_view(
+            await session.hold.wait_for_tools()
+        session.recovery = recovery_view(
             chat.path,
             lives,
             inspection,
@@ -135,7 +133,7 @@ async def _open(
             found,
             prompts=prompts,
             paused=paused,
-            waiting_for=chat._hold.waiting_for,
+            waiting_for=session.hold.waiting_for,
         )
     except BaseException:
         await harness.close()
@@ -161,7 +159,7 @@ async def _prompts(chat: Chat) -> dict[int, str]:
         prompts[item.submission] = "\n".join(block.text for block in item.content if block.type == "text")
     for record in (await chat.harness.inspect()).submissions:
         if record.entry is not None:
-            entry = await chat.conversation.entry(record.entry)
+            entry = await chat.harness.storage.entry(record.entry)
             if entry is not None:
                 prompts[record.id] = entry.text
     return prompts
@@ -177,6 +175,6 @@ def _close_at_shutdown(bridge: Bridge) -> None:
     _closes.add(bridge)
 
     async def close_all() -> None:
-        await asyncio.gather(*(chat._close() for chat in sessions()), return_exceptions=True)
+        await asyncio.gather(*(chat._session.close() for chat in mains()), return_exceptions=True)
 
     bridge.on_shutdown(close_all)

@@ -40,6 +40,8 @@ from .markup import (
 from .view import (
     AnswerItem,
     AnswerView,
+    ComparisonView,
+    ConversationsView,
     ErrorView,
     NoticeItem,
     RecoveryView,
@@ -49,6 +51,7 @@ from .view import (
     ThinkingItem,
     Tone,
     ToolItem,
+    TranscriptEntry,
     TranscriptView,
     View,
     clean_output,
@@ -234,22 +237,50 @@ def _(view: TranscriptView) -> Html:
     parts = [quiet(view.title)]
     if view.earlier:
         parts.append(quiet(f"… {view.earlier:,} earlier"))
-    for entry in view.entries:
-        head = el(
-            "div",
-            el("strong", entry.who, style="font-weight:600"),
-            el("span", " · ", dots(entry.facts), style=QUIET),
-        )
-        if entry.role in ("user", "assistant"):
-            body = el("div", Html(markdown.to_html(entry.text)))
-        elif "\n" in entry.text or len(entry.text) > 200:
-            body = pre(clip(clean_output(entry.text), STATIC_LIMIT, f"%durable show {entry.id}"))
-        else:
-            body = el("div", clean_output(entry.text), style=QUIET)
-        if entry.struck:
-            body = el("del", body, style="text-decoration:line-through;opacity:.75")
-        parts.append(el("div", head, body, style=f"border-top:1px solid {LINE};padding:.4em 0 0;margin:.4em 0 0"))
+    parts.extend(map(_entry_html, view.entries))
     return el("div", *parts, style=CARD)
+
+
+def _entry_html(entry: TranscriptEntry) -> Html:
+    head = el(
+        "div",
+        el("strong", entry.who, style="font-weight:600"),
+        el("span", " · ", dots(entry.facts), style=QUIET),
+    )
+    if entry.role in ("user", "assistant"):
+        body = el("div", Html(markdown.to_html(entry.text)))
+    elif "\n" in entry.text or len(entry.text) > 200:
+        body = pre(clip(clean_output(entry.text), STATIC_LIMIT, f"%durable show {entry.id}"))
+    else:
+        body = el("div", clean_output(entry.text), style=QUIET)
+    if entry.struck:
+        body = el("del", body, style="text-decoration:line-through;opacity:.75")
+    return el("div", head, body, style=f"border-top:1px solid {LINE};padding:.4em 0 0;margin:.4em 0 0")
+
+
+@_html.register
+def _(view: ConversationsView) -> Html:
+    rows = []
+    for row in view.rows:
+        name = el("strong", row.title, style="font-weight:600") if row.current else el("span", row.title)
+        indented = el("div", name, style=f"padding-left:{row.depth * 1.4:g}em;white-space:nowrap")
+        rows.append([indented, el("span", dots(row.facts), style=QUIET), row.said])
+    return el("div", quiet(view.title), table(["conversation", "", "asked last"], rows), style=CARD)
+
+
+@_html.register
+def _(view: ComparisonView) -> Html:
+    sides = (
+        el(
+            "div",
+            el("strong", title, style="font-weight:600"),
+            *(map(_entry_html, entries) if entries else [quiet("nothing more")]),
+            style="flex:1 1 18em;min-width:0",
+        )
+        for title, entries in ((view.left, view.ours), (view.right, view.theirs))
+    )
+    both = el("div", *sides, style="display:flex;flex-wrap:wrap;gap:.6em 1.6em;margin:.4em 0 0")
+    return el("div", quiet(view.title), both, style=CARD)
 
 
 # -- Markdown ------------------------------------------------------------------------------------------------------
@@ -403,9 +434,31 @@ def _(view: TranscriptView) -> str:
     lines = [view.title]
     if view.earlier:
         lines.append(f"… {view.earlier:,} earlier")
-    for entry in view.entries:
-        lines.append(_line(entry.who, *entry.facts))
-        lines.append(_indent(clip(entry.text, STATIC_LIMIT), "  ~ " if entry.struck else "  "))
+    lines.extend(map(_entry_text, view.entries))
+    return "\n".join(lines)
+
+
+def _entry_text(entry: TranscriptEntry) -> str:
+    text = _indent(clip(entry.text, STATIC_LIMIT), "  ~ " if entry.struck else "  ")
+    return f"{_line(entry.who, *entry.facts)}\n{text}"
+
+
+@_text.register
+def _(view: ConversationsView) -> str:
+    lines = [view.title]
+    for row in view.rows:
+        lines.append("  " * (row.depth + 1) + _line(row.title, *row.facts, row.said))
+    return "\n".join(lines)
+
+
+@_text.register
+def _(view: ComparisonView) -> str:
+    lines = [view.title]
+    for title, entries in ((view.left, view.ours), (view.right, view.theirs)):
+        lines.append(f"{title}:")
+        lines.extend(_indent(_entry_text(entry), "  ") for entry in entries)
+        if not entries:
+            lines.append("  nothing more")
     return "\n".join(lines)
 
 

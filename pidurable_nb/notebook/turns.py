@@ -191,11 +191,18 @@ class Turn:
         live = await harness.snapshot(LiveState, record.conversation_id)
         if live is not None and live.run is not None and record.id in live.run.inputs:
             self._stopping = True
-            self.chat._refresh_turns()
+            self.chat._session.refresh_turns()
             await harness.abort_task(live.run.task)
             await self.chat._hold.release()
             await self._settled.wait()
             await go_on(harness, self._conversation)
+
+    async def _refresh(self) -> None:
+        """Show it again: what it waits for has changed."""
+        if not self._settled.is_set():
+            record = await self._submission.status()
+            if not record.settled:
+                self._update(record, await self._conversation.view())
 
     def _start(self) -> None:
         self._follower = asyncio.get_running_loop().create_task(self._follow())

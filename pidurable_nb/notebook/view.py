@@ -586,7 +586,7 @@ class StatusView(View):
     """What ``%durable status`` says of one session: its state as a badge, then facts in order."""
 
     title: str
-    state: Literal["idle", "running", "paused", "waiting", "closed", "failed"] = "idle"
+    state: Literal["idle", "running", "paused", "waiting", "done", "closed", "failed"] = "idle"
     rows: tuple[StatusRow, ...] = ()
     current: bool = True
     """Whether it is the session that the magics use now."""
@@ -598,6 +598,7 @@ class StatusView(View):
             "running": Badge("◐", "running", "active"),
             "paused": Badge("!", "paused", "warn"),
             "waiting": Badge("!", "waiting", "warn"),
+            "done": Badge("✓", "done", "good"),
             "closed": Badge("○", "closed", "muted"),
             "failed": Badge("✕", "failed", "bad"),
         }[self.state]
@@ -702,3 +703,56 @@ class TranscriptView(View):
         count = _plural(len(self.entries), "entry").replace("entrys", "entries")
         name = "" if self.conversation is None else f"conversation {self.conversation} · "
         return f"{name}{count}" if self.entries else f"{name}no entries yet"
+
+
+class ConversationRow(Value):
+    """One conversation: ``at`` is the entry that it was forked at, ``task`` the task that owns it, ``said`` what was
+    asked last in it since, ``name`` that of a branch. ``depth`` counts the forks above it."""
+
+    id: int
+    depth: int = 0
+    name: str | None = None
+    at: int | None = None
+    task: int | None = None
+    said: str = ""
+    current: bool = False
+    busy: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.id} {self.name}" if self.name else str(self.id)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        facts = ["you are here"] if self.current else []
+        facts += ["busy"] if self.busy else []
+        facts += [f"from #{self.at}"] if self.at is not None else []
+        return (*facts, f"of task {self.task}") if self.task is not None else tuple(facts)
+
+
+class ConversationsView(View):
+    """What ``%durable conversations`` lists: each conversation below the one that it was forked from."""
+
+    rows: tuple[ConversationRow, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return _plural(len(self.rows), "conversation")
+
+
+class ComparisonView(View):
+    """Two branches side by side: how many entries both see, through which (``at``), and what each has after it."""
+
+    left: str
+    right: str
+    at: int | None = None
+    shared: int = 0
+    ours: tuple[TranscriptEntry, ...] = ()
+    theirs: tuple[TranscriptEntry, ...] = ()
+
+    @property
+    def title(self) -> str:
+        if self.at is None:
+            return "they share nothing"
+        count = _plural(self.shared, "entry").replace("entrys", "entries")
+        return f"they share {count}, through #{self.at}"

@@ -82,8 +82,8 @@ def in_process_shell(capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
             shell.run_line_magic("load_ext", "pidurable_nb")
         yield Shell(shell, capsys)
     finally:
-        for chat in notebook.sessions():
-            notebook.close(chat.name)
+        while notebook.sessions():
+            notebook.close()
         InteractiveShell.clear_instance()
 
 

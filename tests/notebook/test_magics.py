@@ -203,8 +203,8 @@ def test_paths_that_are_no_session_say_so_and_stay_as_they_were(shell: Shell, tm
         ("%%durable --to class\nhello", "--to class: that is not a name for a variable"),
         ("%%durable --steer --reject\nhello", "not allowed with argument"),
         ("%durable history many", "invalid int value: 'many'"),
-        ("%durable use nothing", "no session named 'nothing' is open here; open are: none"),
-        ("%durable close nothing", "no session named 'nothing' is open here"),
+        ("%durable use nothing", "no session or branch named 'nothing' is open here; open are: none"),
+        ("%durable close nothing", "no session or branch named 'nothing' is open here"),
         ("%durable close", "no session is open"),
         ("%durable install nothing", "there is no nothing in this notebook"),
         ("%durable kernel explode x", "invalid choice: 'explode'"),
@@ -433,3 +433,13 @@ def test_retry_goes_on_after_a_failure(shell: Shell, chat: notebook.Chat) -> Non
     shell.fails("%%durable\nfail please")
     shell.run("%durable retry")
     assert len(shell.names["model"].requests) == 2
+
+
+def test_a_paused_session_is_said_to_be_paused_everywhere(shell: Shell, chat: notebook.Chat) -> None:
+    notebook.close()
+    shell.run("%durable open chat.sqlite --paused")
+    for command in ("inbox", "usage", "tools", "status"):
+        assert "paused" in shell.run(f"%durable {command}")
+    shell.run("%durable resume")
+    for command in ("inbox", "usage", "tools"):
+        assert "paused" not in shell.run(f"%durable {command}")
