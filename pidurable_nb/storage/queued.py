@@ -79,6 +79,7 @@ class QueuedStorage(Opening, Generic[S]):
         self._sealed_seq = 0
         self._queue: deque[S] = deque()
         self._posted = False  # a call on the worker that has not yet begun will take what is queued
+        self._several = False  # the last group had several commits: wait for the others of this turn of the loop
         self._broken: StorageError | None = None
         self._abandoned = False
         self._forget = None
@@ -125,7 +126,16 @@ class QueuedStorage(Opening, Generic[S]):
         self._queue.append(sealed)
         if not self._posted:  # asked after the commit was queued: who takes the queue has said so before
             self._posted = True
+            if self._several:
+                sealed.loop.call_soon(self._worker.post, self._store_queued)
+            else:
+                self._worker.post(self._store_queued)
+
+    def _call(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Have a call made on the worker, after the commits that were called before it."""
+        if self._queue:
             self._worker.post(self._store_queued)
+        return self._worker.call(call)
 
     def _store_queued(self) -> None:
         """Store what is queued; on the worker."""
@@ -183,6 +193,7 @@ class QueuedStorage(Opening, Generic[S]):
 
     def _settle(self, outcome: _Outcome[S]) -> None:
         """Hand out the results of a group; on the loop."""
+        self._several = len(outcome.stored) > 1
         for sealed in outcome.stored:
             self.last_seq = sealed.seq
             sealed.settled(sealed.seq, None)
@@ -217,7 +228,7 @@ class QueuedStorage(Opening, Generic[S]):
             except Exception as error:
                 raise_translated(error, self._translated(error))
 
-        return await self._worker.call(call)
+        return await self._call(call)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -245,7 +256,7 @@ class QueuedStorage(Opening, Generic[S]):
                 self._lock.release()
                 self._worker.stop()
 
-        await self._worker.call(end)
+        await self._call(end)
 
     def abandon(self) -> None:
         """Stop as a crash would: nothing more is stored, no call under way returns, and the owner lock is free.

@@ -68,6 +68,31 @@ def test_what_waits_together_shares_a_transaction_and_keeps_its_own_sequence(
 
 
 @backends
+def test_a_burst_after_a_burst_is_one_group_and_stays_before_what_is_called_after_it(
+    tmp_path: Path, opening: Callable[[Path], Awaitable[AnyStorage]]
+) -> None:
+    async def main() -> None:
+        storage = await opening(tmp_path / "s")
+        held = Held(storage)
+        calls = await held.calls(*[[put(storage)] for _ in range(5)])
+        held.release.set()
+        await asyncio.gather(*calls)
+        # The worker is idle now, and would take each of these as it comes.
+        last = put(storage)
+        calls = [asyncio.ensure_future(storage.commit(batch)) for batch in ([put(storage)], [put(storage)], [last])]
+        read = asyncio.ensure_future(storage.entry(last.record.id))
+        assert await asyncio.gather(*calls) == [6, 7, 8]
+        assert await read == last.record
+        assert held.groups == [5, 3]
+        calls = [asyncio.ensure_future(storage.commit([put(storage)])) for _ in range(3)]
+        await asyncio.sleep(0)
+        await storage.close()
+        assert await asyncio.gather(*calls) == [9, 10, 11]
+
+    asyncio.run(main())
+
+
+@backends
 def test_a_group_has_a_limit(
     tmp_path: Path, opening: Callable[[Path], Awaitable[AnyStorage]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
