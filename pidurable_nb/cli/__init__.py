@@ -88,6 +88,18 @@ def _parser() -> _Parser:
     inspect.add_argument("path", metavar="PATH", help="the session's file")
     inspect.add_argument("--json", action="store_true", help="as JSON")
 
+    export = commands.add_parser(
+        "export",
+        help="a conversation as one HTML, Markdown or JSON file",
+        description="Write a conversation to one file that needs neither a notebook nor this package. The session is "
+        "read without owning it: its owner, if any, works on.",
+    )
+    export.add_argument("path", metavar="PATH", help="the session's file")
+    export.add_argument("out", metavar="OUT", help="the file to write; .html, .md and .json say the format")
+    export.add_argument(
+        "--conversation", type=int, metavar="ID", help="another one than that on which the session's notebook is"
+    )
+
     doctor = commands.add_parser(
         "doctor",
         help="versions, locks, file system, and what is missing",
@@ -101,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's) and return its exit code. Raises ``SystemExit`` as argparse does."""
     parser = _parser()
     given = list(sys.argv[1:] if argv is None else argv)
-    names = ["demo", "doctor", "inspect", "lab", "run"]
+    names = ["demo", "doctor", "export", "inspect", "lab", "run"]
     word = next((text for text in given if not text.startswith("-")), None)
     if word is not None and given[0] == word and word not in names:
         near = difflib.get_close_matches(word, names, n=1)
@@ -145,6 +157,10 @@ def _call(options: argparse.Namespace) -> int:
         from .inspect import inspect
 
         return inspect(options.path, as_json=options.json)
+    if options.command == "export":
+        from .export import export
+
+        return export(options.path, options.out, conversation=options.conversation)
     from .doctor import doctor
 
     return doctor(options.dir)

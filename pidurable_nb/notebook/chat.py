@@ -25,6 +25,7 @@ from . import frontend
 from .asking import Asked, Asking, Content, Request
 from .branching import Branches
 from .displays import Changing, display, request_name
+from .export import collect, document, format_of, write_document
 from .installed import check_model, install, model_name
 from .opened import check_name, close, is_current, opened, session_name, sessions
 from .opensession import OpenSession
@@ -518,6 +519,17 @@ class Chat:
         """Write a consistent copy of the session, while it works, to a new file."""
         self._check_open()
         self._bridge.run(lambda: self.harness.storage.backup(os.fspath(path)))
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write the conversation to one file: ``.html``, ``.md`` or ``.json``; what is there is replaced.
+
+        Raises ``NotebookError`` for another ending.
+        """
+        self._check_open()
+        format = format_of(path)
+        collected = self._bridge.run(collect, self.harness, self.conversation.id)
+        write_document(path, document(collected, format))
+        return Path(path)
 
     def usage(self) -> UsageState:
         """Tokens and cost of the session, per model and per tool."""

@@ -113,6 +113,16 @@ def _backup(shell: Any, options: argparse.Namespace) -> None:
     print(f"copied to {options.path}")
 
 
+@command(
+    "export",
+    "the conversation as one file: HTML, Markdown or JSON",
+    "%durable export chat.html",
+    ("path", {"help": "the file; .html, .md and .json say the format"}),
+)
+def _export(shell: Any, options: argparse.Namespace) -> None:
+    print(f"exported to {sessions.current().export(options.path)}")
+
+
 def _pairs(words: list[str]) -> list[tuple[str, str]]:
     pairs = []
     for word in words:

@@ -26,6 +26,7 @@ __all__ = [
     "badge",
     "dots",
     "el",
+    "escape",
     "fold",
     "header",
     "join",
@@ -46,7 +47,8 @@ class Html(str):
 EMPTY = Html("")
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Text as it stands in HTML."""
     return html.escape(clean_output(text))
 
 
@@ -58,7 +60,7 @@ def ticks(text: str) -> Html:
 
 def el(tag: str, *children: str | None, style: str = "", **attributes: str) -> Html:
     """An element. In names of attributes ``_`` stands for ``-``, at the end for nothing (``class_``)."""
-    inside = "".join(child if isinstance(child, Html) else _escape(child) for child in children if child is not None)
+    inside = "".join(child if isinstance(child, Html) else escape(child) for child in children if child is not None)
     if style:
         attributes["style"] = style
     names = "".join(
@@ -69,7 +71,7 @@ def el(tag: str, *children: str | None, style: str = "", **attributes: str) -> H
 
 def join(parts: Iterable[str], separator: str = "") -> Html:
     """Texts and elements one after another."""
-    return Html(separator.join(part if isinstance(part, Html) else _escape(part) for part in parts))
+    return Html(separator.join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
 def _tone(name: str, fallback: str) -> str:

@@ -11,7 +11,7 @@ Guarantee: every text of a view is escaped, or goes through ``markdown``; elemen
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -61,7 +61,7 @@ from .view import (
     full_arguments,
 )
 
-__all__ = ["Shown", "mimebundle", "to_html", "to_markdown", "to_text"]
+__all__ = ["Shown", "entries_html", "fence", "mimebundle", "to_html", "to_markdown", "to_text"]
 
 STATIC_LIMIT = 4_000
 """Characters of a tool's output or result in a static form, which is saved in the notebook."""
@@ -241,7 +241,12 @@ def _(view: TranscriptView) -> Html:
     return el("div", *parts, style=CARD)
 
 
-def _entry_html(entry: TranscriptEntry) -> Html:
+def entries_html(entries: Iterable[TranscriptEntry]) -> str:
+    """Entries of a transcript one below the other, their texts in full, as HTML without script or style sheet."""
+    return str(join(_entry_html(entry, limit=None) for entry in entries))
+
+
+def _entry_html(entry: TranscriptEntry, limit: int | None = STATIC_LIMIT) -> Html:
     head = el(
         "div",
         el("strong", entry.who, style="font-weight:600"),
@@ -250,7 +255,8 @@ def _entry_html(entry: TranscriptEntry) -> Html:
     if entry.role in ("user", "assistant"):
         body = el("div", Html(markdown.to_html(entry.text)))
     elif "\n" in entry.text or len(entry.text) > 200:
-        body = pre(clip(clean_output(entry.text), STATIC_LIMIT, f"%durable show {entry.id}"))
+        text = clean_output(entry.text)
+        body = pre(text if limit is None else clip(text, limit, f"%durable show {entry.id}"))
     else:
         body = el("div", clean_output(entry.text), style=QUIET)
     if entry.struck:
@@ -289,7 +295,7 @@ def _(view: ComparisonView) -> Html:
 def to_markdown(view: View) -> str:
     """The view as Markdown: for an answer its text, with calls and notices as quoted lines; else a code block."""
     if not isinstance(view, AnswerView):
-        return _fence(to_text(view))
+        return fence(to_text(view))
     parts = []
     if view.show_prompt and view.prompt:
         parts.append(_quote(view.prompt))
@@ -309,11 +315,12 @@ def to_markdown(view: View) -> str:
     return "\n\n".join(parts)
 
 
-def _fence(text: str) -> str:
+def fence(text: str, language: str = "") -> str:
+    """A block of code, whatever is in it."""
     ticks = "```"
     while ticks in text:
         ticks += "`"
-    return f"{ticks}\n{text}\n{ticks}"
+    return f"{ticks}{language}\n{text}\n{ticks}"
 
 
 def _code(text: str) -> str:
