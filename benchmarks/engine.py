@@ -308,12 +308,16 @@ class _Counting:
 async def delta_figures(folder: Path, scale: float) -> AsyncIterator[Figure]:
     """CPU and bytes of an answer in 5,000 deltas of 20 characters, one each millisecond."""
     pieces = max(500, int(5000 * scale))
-    model = _Dripping(pieces, "twenty characters!! ")
+    piece = "twenty characters!! "
     request = ModelRequest(messages=(UserMessage([TextBlock(QUESTION)]),))
-    start = time.process_time()
-    async for _ in model.stream(request):
-        pass
-    alone = time.process_time() - start
+    waits = []
+    for _ in range(3):  # the least is the stream's own: what else the machine does only ever adds
+        start = time.process_time()
+        async for _ in _Dripping(pieces // 5, piece).stream(request):
+            pass
+        waits.append(time.process_time() - start)
+    alone = 5 * min(waits)
+    model = _Dripping(pieces, piece)
     storage = _Counting(await SqliteStorage.open(folder / "deltas.sqlite"))
     async with Harness.open(storage, models=model) as harness:
         root = await harness.root(agent=AgentChange(model=MODEL))

@@ -10,7 +10,7 @@ the first thing that is not.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, dataclass_transform
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,8 @@ JsonValue: TypeAlias = Any
 
 MAX_DEPTH = 150
 """The deepest nesting that is stored: pydantic's JSON parser stops at 200, and records add levels of their own."""
+
+M = TypeVar("M", bound=BaseModel)
 
 _set = object.__setattr__  # past the refusal of frozen models
 
@@ -67,16 +69,18 @@ class Value(BaseModel, metaclass=_Positional):
         return cls.model_validate_json(text)
 
     def replaced(self, **changes: Any) -> Self:
-        """A copy with some fields changed. The changes are taken as they are: callers pass validated values.
+        """A copy with some fields changed. The changes are taken as they are: callers pass validated values."""
+        return twin(self, self.__dict__ | changes)
 
-        It is ``model_copy`` for values that nobody changes, at a quarter of its price: what it shares stays shared.
-        """
-        copy = object.__new__(type(self))
-        _set(copy, "__dict__", self.__dict__ | changes)
-        _set(copy, "__pydantic_fields_set__", self.__pydantic_fields_set__)
-        _set(copy, "__pydantic_extra__", None)
-        _set(copy, "__pydantic_private__", None)
-        return copy
+
+def twin(model: M, fields: dict[str, Any]) -> M:
+    """Another instance of a model, with these fields as they are: ``model_copy`` at a quarter of its price."""
+    copy = object.__new__(type(model))
+    _set(copy, "__dict__", fields)
+    _set(copy, "__pydantic_fields_set__", model.__pydantic_fields_set__)
+    _set(copy, "__pydantic_extra__", None)
+    _set(copy, "__pydantic_private__", None)
+    return copy
 
 
 def check_json(value: Any, what: str) -> JsonValue:

@@ -253,7 +253,7 @@ def select(view: ContextView, keep: int, count: Counter = message_tokens) -> Cut
     A cut lies before a user message or an answer, where no call is without its result. Where even the last such place
     keeps more than ``keep``, it is taken.
     """
-    read = read_entries(view.head, view.entries)
+    read = list(read_entries(view.head, view.entries))
     places: list[int] = []
     waiting: set[str] = set()
     for index, (_, messages) in enumerate(read):

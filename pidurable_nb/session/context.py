@@ -7,8 +7,9 @@ derived once (the *settled* part) and only the rest is derived at each request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ..messages import AssistantMessage, Message, TextBlock, ToolDeclaration, ToolResultMessage
 from ..records import Entry, EntryEdit
@@ -90,16 +91,14 @@ def _messages_of(entry: Entry, edit: EntryEdit | None) -> Sequence[Message]:
     return edit.messages if edit.action == "replace" else ()
 
 
-def read_entries(head: Entry | None, entries: Sequence[Entry]) -> list[tuple[Entry, list[Message]]]:
+def read_entries(head: Entry | None, entries: Sequence[Entry]) -> Iterator[tuple[Entry, list[Message]]]:
     """The entries that are read, the head first, each with what is read of it: rules 1, 2 and 4 of section 5.
 
     Edits are applied; entries that carry a head and unfinished answers are left out.
     """
     edits = _edits(entries)
-    chosen: list[Entry] = [] if head is None else [head]
-    chosen.extend(entry for entry in entries if entry.head is None)
-    return [
-        (
+    for entry in chain(() if head is None else (head,), (entry for entry in entries if entry.head is None)):
+        yield (
             entry,
             [
                 message
@@ -107,8 +106,6 @@ def read_entries(head: Entry | None, entries: Sequence[Entry]) -> list[tuple[Ent
                 if message.role != "assistant" or message.stop_reason not in LEFT_OUT
             ],
         )
-        for entry in chosen
-    ]
 
 
 def _edited(head: Entry | None, entries: Sequence[Entry]) -> list[Message]:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError
 from ..errors import DocumentVersionError, InvalidDocument, InvalidValue, TransactionClosed
 from ..patch import Op, diff, diff_lists, same_ends
 from ..records import DocumentHistory, DocumentRecord, DocumentScope, ForkPolicy
-from ..values import JsonValue, Value, check_json, detached
+from ..values import JsonValue, Value, check_json, detached, twin
 
 DELTAS_PER_BASE = 32
 """How many deltas follow a base before the next base, unless a class chooses otherwise."""
@@ -169,11 +169,8 @@ def instance_of(doc: type[D], state: DocumentState) -> D:
 
 def copied(document: D) -> D:
     """A copy of an engine document that shares its immutable parts."""
-    copy = document.model_copy()
-    for name, value in copy.__dict__.items():
-        if type(value) is dict:
-            copy.__dict__[name] = value.copy()
-    return copy
+    fields = {name: value.copy() if type(value) is dict else value for name, value in document.__dict__.items()}
+    return twin(document, fields)
 
 
 def changes(draft: Document, before: DocumentState) -> tuple[JsonValue, list[Op]]:

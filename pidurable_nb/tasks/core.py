@@ -242,19 +242,21 @@ class SchedulerCore:
         instructions: list[Instruction] = []
         if self.closing:
             return instructions
-        instructions.extend(Cancel(task) for task in self._to_cancel)
-        self._to_cancel.clear()
-        for reason in ("restart", None):
-            marks = tuple(task for task, why in self._to_mark.items() if why == reason)
-            if marks:
-                instructions.append(Mark(marks, "restart" if reason else None))
-        self._to_mark.clear()
+        if self._to_cancel:
+            instructions.extend(Cancel(task) for task in self._to_cancel)
+            self._to_cancel.clear()
+        if self._to_mark:
+            for reason in ("restart", None):
+                marks = tuple(task for task, why in self._to_mark.items() if why == reason)
+                if marks:
+                    instructions.append(Mark(marks, "restart" if reason else None))
+            self._to_mark.clear()
         if self._to_finalise:
             instructions.append(Finalise(tuple(self._to_finalise)))
             self._to_finalise.clear()
         if self.resumed:
-            orphans = tuple(islice(self._to_orphan.items(), RESERVE_AT_ONCE))
-            if orphans:
+            if self._to_orphan:
+                orphans = tuple(islice(self._to_orphan.items(), RESERVE_AT_ONCE))
                 instructions.append(Orphan(orphans))
                 for task, _ in orphans:
                     del self._to_orphan[task]
