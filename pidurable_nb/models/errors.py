@@ -104,7 +104,7 @@ _RETRYABLE = _Pattern(
     | incomplete[ ](chunked[ ]read|read|message) | remote.?protocol.?error | read.?error
     | premature(ly)?.{0,10}(close|end)
     | stream.{0,30}(ended[ ]without|ended[ ]before|cut|idle|interrupted|terminated|truncated|stalled) | idle[ ]stream
-    | unexpected[ ]end[ ]of[ ](stream|file|data|input) | upstream[ ](connect[ ])?error
+    | failed[ ]to[ ]decode[ ]response | unexpected[ ]end[ ]of[ ](stream|file|data|input) | upstream[ ](connect[ ])?error
     """,
     re.IGNORECASE | re.VERBOSE,
 )

@@ -249,7 +249,10 @@ class FollowedStorage(Opening):
         storage = cls(name, real, JournalSource(real, name) if journal else SqliteSource(real, name))
         storage._worker.start()
         try:
-            storage.life = (await storage.lives())[-1]
+            lives = await storage.lives()
+            if not lives:
+                raise StorageError(f"{name} holds no session yet: somebody is creating it right now. Try again.")
+            storage.life = lives[-1]
             storage.last_seq = 0 if storage._seen is None else storage._seen.seq
         except BaseException:
             await storage.close()

@@ -424,7 +424,7 @@ def finished(place: str) -> None:
         async with Harness.open(place, models=ScriptedModel(["done"])) as harness:
             await (await harness.root()).ask("work")
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -672,5 +672,20 @@ def test_an_observer_that_is_thrown_away_ends_its_thread(tmp_path: Path) -> None
         assert followers()
         del observer
         await eventually(lambda: gc.collect() >= 0 and not followers())
+
+    run(main())
+
+
+def test_a_file_that_is_still_being_created_is_no_session_yet(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "chat.sqlite"
+        async with Harness.open(path, models=ScriptedModel([])):
+            pass
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("DELETE FROM lives")
+            connection.commit()
+        with pytest.raises(StorageError, match="no session yet"):
+            async with observe(path):
+                pass
 
     run(main())

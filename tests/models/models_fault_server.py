@@ -29,7 +29,10 @@ class Received:
 
 @dataclass
 class Answer:
-    """Server-sent ``events``, and then ``end``: ``finish`` it, ``cut`` the connection, or ``stall`` until it closes."""
+    """Server-sent ``events``, and then ``end``: ``finish`` it, ``cut`` the connection, or ``stall`` until it closes.
+
+    ``drop`` closes the connection without a word.
+    """
 
     events: Sequence[str] = ()
     status: int = 200
@@ -43,6 +46,7 @@ class FaultServer:
         self.script = list(script)
         self.requests: list[Received] = []
         self.disconnected = asyncio.Event()
+        self.stalled = asyncio.Event()
         self.url = ""
 
     async def __aenter__(self) -> FaultServer:
@@ -75,6 +79,9 @@ class FaultServer:
                 await writer.wait_closed()
 
     async def _answer(self, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answer.end == "drop":
+            writer.transport.abort()
+            return
         kind = "application/json" if answer.body is not None else "text/event-stream"
         head = [f"HTTP/1.1 {answer.status} Status", f"content-type: {kind}"]
         head += [f"{name}: {value}" for name, value in answer.headers.items()]
@@ -94,6 +101,7 @@ class FaultServer:
             writer.write(b"0\r\n\r\n")
             await writer.drain()
         elif answer.end == "stall":
+            self.stalled.set()
             await reader.read()
             self.disconnected.set()
         elif answer.end == "cut":
