@@ -139,12 +139,19 @@ def _log(place: Path) -> Finding:
     return Finding("SQLite's log", "ok", "write-ahead logging works")
 
 
+MODELS = 8
+"""How many models are told of when they cannot be used; `%durable models` lists all."""
+
+
 def _models() -> Iterator[Finding]:
     from ..models import default_models
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages that are only looked for
         available = default_models.available()
-    for model in available:
+    for model in available[:MODELS]:
         verdict: Verdict = "ok" if model.usable else "missing"
         yield Finding(f"{model.name}", verdict, model.missing or "can be used", needed=False)
+    for model in available[MODELS:]:
+        if model.usable:
+            yield Finding(f"{model.name}", "ok", "can be used", needed=False)

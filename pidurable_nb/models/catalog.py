@@ -6,15 +6,16 @@ other provider is pydantic-ai's. Models are made at the first use of their name 
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import threading
 from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
 
 from ..errors import UnknownModel
 from .protocol import Model, ModelRequest
 from .scripted import Reply, ScriptedModel
+from .vendors import VENDORS, installed
 
 __all__ = ["Availability", "DefaultModels", "default_models"]
 
@@ -23,18 +24,6 @@ INSTALL = "pip install 'pidurable_nb[models]'"
 DEMO = "scripted:demo"
 DEMO_RATE = 40.0
 """Tokens per second, about what a hosted model streams at."""
-
-_PROVIDERS = (
-    # name, the package that it needs, the environment variables of which it needs one
-    ("openai", "openai", ("OPENAI_API_KEY", "OPENAI_BASE_URL")),
-    ("anthropic", "anthropic", ("ANTHROPIC_API_KEY",)),
-    ("google", "google.genai", ("GOOGLE_API_KEY", "GEMINI_API_KEY")),
-    ("groq", "groq", ("GROQ_API_KEY",)),
-    ("mistral", "mistralai", ("MISTRAL_API_KEY",)),
-    ("openrouter", "openai", ("OPENROUTER_API_KEY",)),
-    ("deepseek", "openai", ("DEEPSEEK_API_KEY",)),
-    ("ollama", "openai", ("OLLAMA_BASE_URL",)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +65,29 @@ class DefaultModels:
         found = [Availability(DEMO, True)]
         found += [Availability(id, True) for id in own if id.startswith("scripted:") and id != DEMO]
         found += _local()
-        has_pydantic_ai = _installed("pydantic_ai")
-        for provider, package, variables in _PROVIDERS:
-            missing = None
-            if not has_pydantic_ai:
-                missing = INSTALL
-            elif not _installed(package):
-                missing = f"pip install 'pydantic-ai-slim[{provider}]'"
-            elif not any(os.environ.get(name) for name in variables):
-                missing = f"set {' or '.join(variables)}"
-            found.append(Availability(f"{provider}:…", missing is None, missing))
+        without = None if installed("pydantic_ai") else INSTALL
+        for vendor in VENDORS.values():
+            missing = without or vendor.missing()
+            found.append(Availability(f"{vendor.name}:…", missing is None, missing))
         return found
+
+    def names(self, start: str) -> list[str]:
+        """Names that begin with ``start``, for completion: providers, and behind ``provider:`` the models known of it.
+
+        Behind ``local:`` these are GGUF files and folders. What pydantic-ai knows is loaded at the first ``provider:``.
+        """
+        provider, colon, path = start.partition(":")
+        with self._lock:
+            found = {DEMO, *self._models}
+        if not colon:
+            found |= {item.name.removesuffix("…") for item in self.available() if not item.name.startswith("local:/")}
+        elif provider == "local":
+            found |= {"local:smollm2", *(f"local:{name}" for name in _files(path))}
+        elif provider in VENDORS and installed("pydantic_ai"):
+            from pydantic_ai.models import KnownModelName
+
+            found |= set(get_args(KnownModelName.__value__))
+        return sorted(name for name in found if name.startswith(start))
 
 
 def _make(id: str) -> Model | None:
@@ -99,7 +100,7 @@ def _make(id: str) -> Model | None:
         from .local import local_model
 
         return local_model(id)
-    if not _installed("pydantic_ai"):
+    if not installed("pydantic_ai"):
         raise UnknownModel(f"{id} needs pydantic-ai: {INSTALL}")
     from .providers import named_model
 
@@ -116,11 +117,19 @@ def _local() -> list[Availability]:
     return [Availability(f"local:{SMOLLM2}", True), Availability("local:/path/to/file.gguf", True)]
 
 
-def _installed(package: str) -> bool:
+def _files(start: str) -> list[str]:
+    """The GGUF files and the folders whose paths begin so, as they were begun."""
+    folder, slash, _ = start.rpartition("/")
     try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name
-        return False
+        inside = sorted(Path(folder + slash).expanduser().iterdir())
+    except OSError:
+        return []
+    shown = [path for path in inside if not path.name.startswith(".")]
+    return [
+        f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}"
+        for path in shown
+        if path.is_dir() or path.suffix == ".gguf"
+    ]
 
 
 _REFLECTIONS = {

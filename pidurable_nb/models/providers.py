@@ -57,6 +57,7 @@ from ..messages import (
 from . import batches
 from .errors import ErrorKind, is_retryable, marked, redact, retry_after
 from .protocol import Finish, ModelEvent, ModelRequest, TextDelta, ThinkingDelta, ToolCallDelta
+from .vendors import VENDORS, Vendor
 
 __all__ = ["ProviderModel", "named_model"]
 
@@ -95,14 +96,13 @@ def _make(id: str) -> TheirModel:
     provider, name = parse_model_id(id)
     if not provider or not name:
         raise UnknownModel(f'{id!r} is not a model\'s name. A name is "provider:name", such as openai:gpt-5.')
+    vendor = VENDORS.get(provider)
     try:
         infer_provider_class(provider)
         return infer_model(id)
     except ImportError as error:
-        raise UnknownModel(
-            f"{id} needs a package that is not installed: pip install 'pydantic-ai-slim[{provider.split('-')[0]}]' "
-            f"({_first_line(error)})"
-        ) from error
+        install = vendor.install if vendor is not None else f"pip install 'pydantic-ai-slim[{provider}]'"
+        raise UnknownModel(f"{id} needs a package that is not installed: {install} ({_first_line(error)})") from error
     except ValueError as error:
         if "Unknown provider" not in str(error):
             raise UnknownModel(f"{id} cannot be used: {redact(_first_line(error))}") from error
@@ -112,9 +112,10 @@ def _make(id: str) -> TheirModel:
         ) from error
     except (UserError, RuntimeError, LookupError, OSError) as error:
         text = _first_line(error)
-        if variables := _variables(text):
+        if variables := _variables(text, vendor):
             what = "the environment variable" if len(variables) == 1 else "one of the environment variables"
-            raise UnknownModel(f"{id} needs a key: set {what} {', '.join(variables)}.") from error
+            need = "a key" if any(name.endswith(("KEY", "TOKEN")) for name in variables) else "an address or a place"
+            raise UnknownModel(f"{id} needs {need}: set {what} {', '.join(variables)}.") from error
         raise UnknownModel(f"{id} cannot be used: {redact(text)}") from error
     except Exception as error:  # a vendor's client refuses to be made with an error of its own
         raise UnknownModel(f"{id} cannot be used: {redact(_first_line(error))}") from error
@@ -124,11 +125,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _variables(text: str) -> list[str]:
-    """The environment variables that a complaint names, in order."""
+def _variables(text: str, vendor: Vendor | None) -> list[str]:
+    """The environment variables that a complaint names, in order; those that chatting takes, where that is known."""
     words = (word.strip("`'\".,:;()[]") for word in text.split())
     names = [word for word in words if "_" in word and word.isupper() and word.replace("_", "").isalnum()]
-    return list(dict.fromkeys(names))
+    taken = {name for names in vendor.variables for name in names} if vendor is not None else set()
+    return list(dict.fromkeys([name for name in names if name in taken] or names))
 
 
 class ProviderModel:

@@ -338,13 +338,13 @@ def complete(shell: Any, line: str) -> list[str]:
     word = "" if line.endswith(" ") or not words else words.pop()
     if not words:
         return []
-    found = _choices(shell, words)
+    found = _choices(shell, words, word)
     # The shell breaks words at colons and compares what comes after the last one.
     head = word[: word.rfind(":") + 1]
     return sorted(choice.removeprefix(head) for choice in found if choice.startswith(head))
 
 
-def _choices(shell: Any, words: list[str]) -> list[str]:
+def _choices(shell: Any, words: list[str], word: str) -> list[str]:
     magic, given = words[0], words[1:]
     if magic == "%%durable":
         return _options(CELL)
@@ -356,7 +356,7 @@ def _choices(shell: Any, words: list[str]) -> list[str]:
     if found is None or found.text:
         return []
     if given[-1] in ("--model", "model"):
-        return [*(item.name.removesuffix("…") for item in default_models.available())]
+        return default_models.names(word)
     options = _options(found.parser)
     if found.name in ("use", "close"):
         options += [chat.name for chat in sessions.sessions()]
@@ -527,9 +527,9 @@ def _model(shell: Any, options: argparse.Namespace) -> None:
 
 @command("models", "what can be used now, and what is missing for the rest", "%durable models")
 def _models(shell: Any, options: argparse.Namespace) -> None:
+    found = sorted(default_models.available(), key=lambda item: not item.usable)
     rows = tuple(
-        StatusRow(name=item.name, value="ready" if item.usable else (item.missing or "not usable"))
-        for item in default_models.available()
+        StatusRow(name=item.name, value="ready" if item.usable else (item.missing or "not usable")) for item in found
     )
     show(StatusView(title="models", state="idle", rows=rows))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic_ai.models import KnownModelName
 
 from pidurable_nb import models
 from pidurable_nb.errors import UnknownModel
@@ -24,6 +26,7 @@ from pidurable_nb.models import (
     default_models,
 )
 from pidurable_nb.models.protocol import ModelRequest
+from pidurable_nb.models.vendors import VENDORS, Vendor
 
 
 def test_importing_the_package_loads_no_client_and_no_pydantic_ai() -> None:
@@ -67,6 +70,43 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["openai:…"].usable, found["openai:…"].missing) == (False, "set OPENAI_API_KEY or OPENAI_BASE_URL")
     assert (found["anthropic:…"].usable, found["anthropic:…"].missing) == (True, None)
     assert found["groq:…"].missing == "pip install 'pydantic-ai-slim[groq]'"
+
+
+@pytest.mark.parametrize("vendor", VENDORS.values(), ids=lambda vendor: vendor.name)
+def test_every_provider_is_asked_by_name_or_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, vendor: Vendor
+) -> None:
+    for name in list(os.environ):
+        if any(name in names for other in VENDORS.values() for names in other.variables):
+            monkeypatch.delenv(name)
+    known: list[str] = list(get_args(KnownModelName.__value__))
+    id = next((name for name in known if name.startswith(f"{vendor.name}:")), f"{vendor.name}:openai/some-model")
+    with pytest.raises(UnknownModel) as caught:
+        DefaultModels().get(id)
+    text = str(caught.value)
+    assert "\n" not in text
+    missing = vendor.missing()
+    assert missing is not None
+    if missing.startswith("pip install"):
+        assert missing in text
+        return
+    assert [name for name in missing.removeprefix("set ").replace(" and ", " or ").split(" or ") if name in text], text
+    for names in vendor.variables:
+        # places look like places, and keys of the gateway name its region
+        shapes = {"URL": "http://127.0.0.1:9/v1", "ENDPOINT": "http://127.0.0.1:9/v1", "REGION": "us-east-1"}
+        shape = "pylf_v1_us_0123456789" if "GATEWAY" in names[0] else "value"
+        monkeypatch.setenv(names[0], shapes.get(names[0].rpartition("_")[2], shape))
+    assert vendor.missing() is None
+    model = DefaultModels().get(id)
+    assert model is not None
+    assert (model.id, model.context_window > 1000) == (id, True)
+
+
+def test_every_provider_that_pydantic_ai_has_models_of_is_listed() -> None:
+    providers = {name.partition(":")[0] for name in get_args(KnownModelName.__value__)}
+    unlisted = {name for name in providers if name not in VENDORS}
+    # a stub for tests, and models that decide instead of talking
+    assert {name for name in unlisted if name != "test" and not name.endswith("-decisions")} == set()
 
 
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

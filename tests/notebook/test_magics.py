@@ -155,6 +155,36 @@ def test_tab_completes(shell: Shell, chat: notebook.Chat, line: str, offered: st
     assert offered in shell.complete(line)
 
 
+def test_tab_completes_the_names_of_models(shell: Shell, tmp_path: Path) -> None:
+    providers = shell.complete("%durable model ")
+    assert {"scripted:demo", "openai:", "anthropic:", "groq:", "local:smollm2"} <= set(providers)
+    for provider in ("openai:", "anthropic:", "groq:"):
+        offered = shell.complete(f"%durable model {provider}")
+        assert len(offered) >= 2, provider
+        assert all(name.startswith(provider) for name in offered), offered
+        assert shell.complete(f"%durable open x --model {offered[0][:-1]}") != []
+    (tmp_path / "qwen.gguf").write_bytes(b"GGUF")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "notes.txt").touch()
+    shown = shell.complete(f"%durable model local:{tmp_path}/")
+    assert {f"local:{tmp_path}/qwen.gguf", f"local:{tmp_path}/more/"} <= set(shown)
+    assert f"local:{tmp_path}/notes.txt" not in shown
+    assert "openai:" not in shell.complete("%durable model local:/no/such/folder/")
+
+
+def test_models_that_can_be_used_now_come_first(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789abcdef")
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    said = shell.run("%durable models")
+    assert "sk-test" not in said
+    lines = [line for line in said.splitlines() if ":" in line]
+    ready = [index for index, line in enumerate(lines) if "ready" in line]
+    missing = [index for index, line in enumerate(lines) if "set ANTHROPIC_API_KEY" in line or "pip install" in line]
+    assert ready
+    assert missing
+    assert max(ready) < min(missing)
+
+
 def test_tab_offers_no_command_twice_and_nothing_in_a_text(shell: Shell) -> None:
     assert "open" not in shell.complete("%durable ask op")
     assert shell.complete("%durable use zz") == []
