@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .bridge import Bridge, engine
     from .chat import Chat
+    from .defaults import config
     from .installed import install, registry
     from .kernels import ChildKernel, ChildRun
     from .opened import close, current, sessions, use
@@ -25,6 +26,7 @@ _HOME = {
     "ChildRun": "kernels",
     "Turn": "turns",
     "close": "opened",
+    "config": "defaults",
     "current": "opened",
     "engine": "bridge",
     "install": "installed",
@@ -42,6 +44,7 @@ __all__ = [
     "ChildRun",
     "Turn",
     "close",
+    "config",
     "current",
     "engine",
     "install",

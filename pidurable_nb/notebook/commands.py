@@ -23,10 +23,10 @@ from ..agent.extension import Extension
 from ..agent.tool import Tool
 from ..errors import NotebookError
 from ..models import default_models
-from . import frontend, kernels, opened as sessions, opening
+from . import frontend, installed, kernels, opened as sessions, opening
 from .chat import Chat
+from .defaults import defaults
 from .displays import display
-from .installed import install
 from .interpolate import interpolate
 from .render import mimebundle, to_text
 from .turns import Turn
@@ -112,18 +112,19 @@ CELL = _Parser(
     epilog="example:  %%durable --to answer",
 )
 CELL.add_argument("--to", metavar="VAR", help="wait, and bind the answer to a variable")
-CELL.add_argument("--wait", action="store_true", help="keep the cell running until the answer is there")
+CELL.add_argument(
+    "--wait", action=argparse.BooleanOptionalAction, help="keep the cell running until the answer is there"
+)
 _busy = CELL.add_mutually_exclusive_group()
 _busy.add_argument("--steer", action="store_true", help="into the busy run, after its present tool round")
 _busy.add_argument("--follow-up", action="store_true", help="after the busy run (the default)")
 _busy.add_argument("--reject", action="store_true", help="fail when a run is going on")
-CELL.add_argument("--again", action="store_true", help="ask anew although an answer is stored")
+CELL.add_argument("--again", action=argparse.BooleanOptionalAction, help="ask anew although an answer is stored")
 CELL.add_argument("--id", help="name the submission instead of deriving its id from the text")
-CELL.add_argument("--raw", action="store_true", help="insert no values: every brace stays as written")
+CELL.add_argument("--raw", action=argparse.BooleanOptionalAction, help="insert no values: every brace stays as written")
 CELL.add_argument(
     "--format",
     choices=("rich", "text"),
-    default="rich",
     help="how a waiting cell shows the answer: rich (one display), or text that streams to standard output",
 )
 
@@ -177,7 +178,7 @@ def run_cell(shell: Any, line: str, cell: str) -> None:
         options = CELL.parse_args(_split(line))
     except _HelpShown:
         return
-    _ask(shell, cell if options.raw else _interpolated(shell, cell), options)
+    _ask(shell, _interpolated(shell, cell, raw=options.raw), options)
 
 
 def run_in_child(line: str, cell: str) -> None:
@@ -193,7 +194,10 @@ def run_in_child(line: str, cell: str) -> None:
         print(f"SIGKILL: child kernel {options.name} is dead")
 
 
-def _interpolated(shell: Any, text: str) -> str:
+def _interpolated(shell: Any, text: str, *, raw: bool | None = None) -> str:
+    """A text with the values that it names; ``raw`` leaves it as it is, by default what ``%durable config`` says."""
+    if not defaults().interpolation if raw is None else raw:
+        return text
     missing: list[str] = []
     done = interpolate(text, {"Err": _Errors(shell), **shell.user_ns}, missing=missing)
     for name in missing:
@@ -232,13 +236,15 @@ def _ask(shell: Any, text: str, options: argparse.Namespace) -> None:
         raise NotebookError(f"--to {options.to}: that is not a name for a variable; --to answer would be one")
     chat = sessions.current()
     when_busy: WhenBusy = "steer" if options.steer else "reject" if options.reject else "follow_up"
-    turn = chat.submit_cell(text, cell=frontend.cell_id(), when_busy=when_busy, again=options.again, id=options.id)
+    again = not defaults().once if options.again is None else options.again
+    waits = defaults().wait if options.wait is None else options.wait
+    turn = chat.submit_cell(text, cell=frontend.cell_id(), when_busy=when_busy, again=again, id=options.id)
     live = frontend.live_frontend()
     if live:
         turn.show()
-        if not options.wait and options.to is None:
+        if not waits and options.to is None:
             return
-    streamed = _Streamed(turn) if options.format == "text" and not live else None
+    streamed = _Streamed(turn) if (options.format or defaults().format) == "text" and not live else None
     try:
         turn.wait_for_cell()
     finally:
@@ -364,6 +370,11 @@ def _choices(shell: Any, words: list[str], word: str) -> list[str]:
         options += [name for chat in sessions.mains() for name in chat.branch_names()]
     if found.name in ("approve", "deny") and sessions.sessions():
         options += [item.call for item in sessions.current().approvals()]
+    if found.name == "config":
+        options += ["model=", "format=rich", "format=text"]
+        options += [f"{name}={value}" for name in ("once", "interpolation", "wait") for value in ("on", "off")]
+    if found.name == "reload":
+        options += installed.names()
     if found.name == "kernel":
         actions = ["start", "kill", "restart", "stop"]
         options += actions if len(given) == 1 else [child.name for child in kernels.running()]
@@ -548,8 +559,20 @@ def _install(shell: Any, options: argparse.Namespace) -> None:
         hints = [hint for name in missing if (hint := _did_you_mean(name, usable))]
         hint = f" ({' '.join(hints)})" if hints else ""
         raise NotebookError(f"there is no {', '.join(missing)} in this notebook: run the cell that defines it{hint}")
-    install(*(names[name] for name in options.names))
+    installed.install_named({name: names[name] for name in options.names})
     print(f"installed {', '.join(options.names)}")
+
+
+@command(
+    "reload",
+    "install again what was edited since, in a cell or in a module",
+    "%durable reload weather",
+    ("names", {"nargs": "*", "metavar": "VAR", "help": "by default all that %durable install has installed"}),
+)
+def _reload(shell: Any, options: argparse.Namespace) -> None:
+    done = installed.reload(shell.user_ns, options.names)
+    for name, how in done.items():
+        print(f"{name}: {how}")
 
 
 @command("tools", "the tools that the model is offered", "%durable tools")

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import NotebookError
 from . import frontend, opened as sessions
 from .commands import TEXT, command, show
+from .defaults import Defaults, config
 
 
 @command(
@@ -68,6 +69,22 @@ def _limits(shell: Any, options: argparse.Namespace) -> None:
     limits = sessions.current().limit(**{key: _number(key, value) for key, value in _pairs(options.changes)})
     caps = {name: value for name, value in limits.to_data().items() if value is not None}
     print("limits: " + (", ".join(f"{name} {value:g}" for name, value in caps.items()) or "none"))
+
+
+@command(
+    "config",
+    "what magics of this kernel do when a cell does not say",
+    "%durable config wait=on format=text",
+    (
+        "changes",
+        {"nargs": "*", "metavar": "KEY=VALUE", "help": "model, format, once, interpolation, wait"},
+    ),
+)
+def _config(shell: Any, options: argparse.Namespace) -> None:
+    words: dict[str, Any] = {"on": True, "off": False, "": None}
+    now = config(**{key: words.get(value, value) for key, value in _pairs(options.changes)}).to_data()
+    said = {True: "on", False: "off", None: "none"}
+    print("config: " + ", ".join(f"{name} {said.get(now.get(name), now.get(name))}" for name in Defaults.model_fields))
 
 
 @command(

@@ -18,6 +18,7 @@ from . import frontend
 from .branches import BranchesState
 from .bridge import Bridge, engine
 from .chat import Chat
+from .defaults import defaults
 from .displays import display, request_name
 from .installed import check_model, model_name, registry
 from .opened import mains, opened, session_name, sessions
@@ -92,9 +93,10 @@ async def _open(
     settings: Settings | Callable[[], Settings] | None,
     env: Any,
 ) -> Chat:
-    if agent.get("model") is not None:
+    first = agent.get("model") or defaults().model
+    if first is not None:
         # Making a provider's model imports its client; the engine's loop goes on meanwhile.
-        await asyncio.to_thread(check_model, agent["model"])
+        await asyncio.to_thread(check_model, first)
     if settings is None:  # each cell is a question of its own: one that fails does not keep the next waiting
         settings = Settings(after_failed_run="continue")
     given = settings
@@ -110,7 +112,8 @@ async def _open(
         harness.run_in_kernel = bridge.run_in_kernel
         harness.hold = True
         new = await harness.conversation(1) is None
-        await harness.root(agent=AgentChange(**agent))
+        given_model = {} if defaults().model is None else {"model": defaults().model}
+        await harness.root(agent=AgentChange(**(given_model | agent)))
         session = OpenSession(bridge, harness, given)
         branches = await harness.snapshot(BranchesState) or BranchesState()
         chat = Chat(session, name, label="", line=branches.line(""))

@@ -84,6 +84,7 @@ def in_process_shell(capsys: pytest.CaptureFixture[str]) -> Iterator[Shell]:
     finally:
         while notebook.sessions():
             notebook.close()
+        notebook.config(**dict.fromkeys(("model", "format", "once", "interpolation", "wait")))
         InteractiveShell.clear_instance()
 
 
