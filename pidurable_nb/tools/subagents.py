@@ -147,9 +147,9 @@ def _tasks(name: str) -> tuple[type[Task[Any, Any]], type[Task[Any, Any]]]:
 
         class Live(Phase):
             async def run(self, task: TaskRun[str, None]) -> None:
-                await task.receive(STOP, then=Anchor.Stopped)
+                await task.receive(STOP, then=Anchor.Stop)
 
-        class Stopped(Phase):
+        class Stop(Phase):
             async def run(self, task: TaskRun[str, None]) -> None:
                 await task.aborted("stopped")  # what it owns is aborted with it
 
