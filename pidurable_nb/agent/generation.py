@@ -34,7 +34,7 @@ from ..models.protocol import (
     TextDelta,
     ThinkingDelta,
 )
-from ..records import EntryId, TaskId, TaskRecord, outcome_of_task
+from ..records import ConversationId, EntryId, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
 from ..session.context import ConversationContext
 from ..tasks import Phase, Task, TaskRun, TaskTx
@@ -177,6 +177,7 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
         async with task.commit() as tx:
             live = await tx.doc(LiveState, task.conversation_id)
             if live.run is not None and live.run.task == task.id:
+                await _give_up_calls(tx, task.conversation_id, task.id)
                 await end_failed(tx, task.conversation_id, task.settings, "aborted")
             tx.aborted()
 
@@ -195,6 +196,7 @@ class GenerationTask(Task[None, None], name="pi.generation", version=1):
             detail = outcome.error.detail if outcome.error.detail is not None else {"message": outcome.error.message}
         elif outcome is not None and outcome.status == "orphaned":
             reason = outcome.reason
+        await _give_up_calls(tx, record.conversation_id, record.id)
         await end_failed(tx, record.conversation_id, harness._settings(), reason, detail)
 
 
@@ -580,7 +582,7 @@ async def _answer(task: Run, message: AssistantMessage, agent: Agent, accepted: 
         await count_usage(tx, conversation, message)
         entry = tx._append("pi.assistant", conversation, [message])
         if accepted is not None:
-            _result(tx, task, accepted, "The answer was taken.", None)
+            _result(tx, conversation, accepted, "The answer was taken.", None)
         draft = await tx.doc(LiveState, conversation)
         if draft.run is None:
             tx.complete()
@@ -626,7 +628,7 @@ async def _start_round(task: Run, message: AssistantMessage, agent: Agent) -> No
             if call.name in offered:
                 runnable.append(index)
             else:
-                _refuse(tx, task, call)
+                _refuse(tx, task.conversation_id, call)
         first = runnable[:1] if sequential else runnable
         tasks = [await _create_call(tx, task, live, entry.id, calls[index]) for index in first]
         rest = tuple(runnable[len(first) :])
@@ -636,24 +638,41 @@ async def _start_round(task: Run, message: AssistantMessage, agent: Agent) -> No
             tx.next(GenerationTask.Tools(assistant=entry.id))
 
 
-def _refuse(tx: Tx, task: Run, call: ToolCall) -> None:
+async def _give_up_calls(tx: Tx, conversation: ConversationId, generation: TaskId) -> None:
+    """The calls of a round one after the other that are not made any more, since it ends: each has its one result."""
+    harness: Any = tx._session
+    given: set[str] = set()
+    for entry in reversed((await harness._context(conversation)).entries):
+        message = entry.messages[0] if entry.messages else None
+        if message is None:
+            continue
+        if message.role == "tool_result":
+            given.add(message.call_id)
+        elif message.role == "assistant" and entry.by_task == generation:
+            for call in message.tool_calls:
+                if call.id not in given:
+                    _result(tx, conversation, call, "The call was not made: the run ended before it.", "aborted")
+            return
+
+
+def _refuse(tx: Tx, conversation: ConversationId, call: ToolCall) -> None:
     if call.name == OUTPUT_TOOL:
-        _result(tx, task, call, f"Call {OUTPUT_TOOL} alone, when everything else is done.", "invalid_arguments")
+        _result(tx, conversation, call, f"Call {OUTPUT_TOOL} alone, when everything else is done.", "invalid_arguments")
     else:
-        _result(tx, task, call, f"There is no tool named {call.name!r} here.", "tool_unavailable")
+        _result(tx, conversation, call, f"There is no tool named {call.name!r} here.", "tool_unavailable")
 
 
-def _result(tx: Tx, task: Run, call: ToolCall, text: str, code: str | None) -> None:
+def _result(tx: Tx, conversation: ConversationId, call: ToolCall, text: str, code: str | None) -> None:
     """The result of a call that needs no task."""
     message = ToolResultMessage(
         content=[TextBlock(text)],
         call_id=call.id,
         tool_name=call.name,
         is_error=code is not None,
-        timestamp=task.now(),
+        timestamp=tx._session.clock(),
     )
     data: dict[str, JsonValue] = {"diagnostics": []} if code is None else {"diagnostics": [], "code": code}
-    tx._append("pi.tool-result", task.conversation_id, [message], data)
+    tx._append("pi.tool-result", conversation, [message], data)
 
 
 async def _create_call(tx: TaskTx, task: Run, live: LiveState, assistant: EntryId, call: ToolCall) -> TaskId:

@@ -669,7 +669,15 @@ class Session:
         return ConversationContext(head, entries).view()
 
     async def _read_context(self, conversation: int, at: int | None) -> tuple[Entry | None, list[Entry]]:
-        """The newest visible head and the entries from it on: one look-up and one scan per ancestor in range."""
+        """The newest visible head and the entries from it on, as of one moment."""
+        while True:
+            head, entries = await self._read_range(conversation, at)
+            known = 0 if head is None else head.id
+            if not any(entry.head is not None and entry.id > known for entry in entries):
+                return head, entries  # else a head was stored between the two reads
+
+    async def _read_range(self, conversation: int, at: int | None) -> tuple[Entry | None, list[Entry]]:
+        """A head and the entries from it on: one look-up and one scan per ancestor in range."""
         segments: list[tuple[int, int | None]] = []
         current: int | None = conversation
         limit = at

@@ -104,6 +104,7 @@ def check_file(path: Path, name: str) -> bool:
         return False
     if not os.access(path, os.R_OK | os.W_OK):
         raise StorageError(f"{name} cannot be opened: this user may not read and write it. Nothing was changed.")
+    logged = _logged(path)  # before it is read: a connection that is being closed copies its log into it meanwhile
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -111,9 +112,10 @@ def check_file(path: Path, name: str) -> bool:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             (page_size,) = connection.execute("PRAGMA page_size").fetchone()
     except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes damaged text in its messages
-        if _logged(path):
-            # A kill in the middle of a checkpoint leaves a header that counts pages which only the log has. SQLite
-            # mends that when it opens the file with its log, and says so if it cannot.
+        if logged or _logged(path):
+            # A kill in the middle of a checkpoint leaves a header that counts pages which only the log has, and a file
+            # that is being copied into reads as damaged. SQLite mends or waits for that when it opens the file with
+            # its log, and says so if it cannot.
             return True
         raise StorageCorrupt(
             f"{name} is not a session: it cannot be read as an SQLite file ({error}). Nothing was changed. "
@@ -123,7 +125,7 @@ def check_file(path: Path, name: str) -> bool:
         raise StorageCorrupt(
             f"{name} is an SQLite file of another program, not a session. Nothing was changed. Choose another path."
         )
-    logged = _logged(path)
+    logged = logged or _logged(path)
     size = path.stat().st_size  # after the log: a connection that is being closed grows the file, then removes the log
     if size < pages * page_size and not logged:
         raise StorageCorrupt(

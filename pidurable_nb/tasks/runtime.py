@@ -488,10 +488,13 @@ class TaskRun(Generic[I, R]):
         self._flushers.append(flush)
 
     async def flush(self) -> None:
-        """Run the flushers once."""
+        """Run the flushers once. An invocation that ends meanwhile has committed what it had."""
         flushers, self._flushers = self._flushers, []
-        for flush in flushers:
-            await flush()
+        try:
+            for flush in flushers:
+                await flush()
+        except InvocationEnded:
+            pass
 
     def _check_active(self) -> None:
         if not self._active or self._stopped:

@@ -44,7 +44,7 @@ from pidurable_nb.records import Pending, Running, checkpoint_of_task
 from pidurable_nb.storage import PutTask
 from pidurable_nb.testing import KillSwitch, ManualClock
 
-from .support import Chat, GatedStorage, bounded, calls, eventually, forever, kinds, live
+from .support import Chat, GatedStorage, bounded, calls, eventually, forever, kinds, live, turns
 
 
 class Streaming:
@@ -348,6 +348,32 @@ async def test_abort_commits_what_has_arrived_before_it_stops_the_stream() -> No
         assert message.content == [TextBlock("first second"), ThinkingBlock(" hm")]
         assert message.stop_reason == "aborted"
         assert (await submission.status()).reason == "aborted"
+
+
+@bounded
+async def test_abort_of_a_turn_that_ends_at_that_moment_is_no_error() -> None:
+    """What has arrived is committed with the answer, before the abort comes to it."""
+    storage = GatedStorage()
+    chat, model = streaming()
+    chat.settings = Settings(progress=ProgressPolicy(partial_interval=60))
+    async with chat.open(storage) as (harness, root):
+        submission = await root.submit("hi")
+        model.give(TextDelta("first"))
+        await eventually(lambda: partial(harness, root))
+        model.give(TextDelta(" second"))
+        await eventually(model.events.empty)
+        run = (await live(harness, root)).run
+        assert run is not None
+        storage.hold()  # the answer is on its way to storage
+        asked = storage.asked
+        model.finish("first second third")
+        await eventually(lambda: storage.asked > asked)
+        aborting = asyncio.create_task(harness.abort_task(run.task))
+        await turns(20)
+        storage.release()
+        assert await aborting == "terminal"
+        assert (await submission.status()).status == "done"
+        assert await kinds(root) == ["pi.user", "pi.assistant"]
 
 
 @bounded

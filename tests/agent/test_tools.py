@@ -449,6 +449,53 @@ async def test_a_round_runs_in_parallel_unless_settings_or_a_tool_say_sequential
         assert [m.call_id for m in read] == ["call-a", "call-missing", "call-b"]
 
 
+@pytest.mark.parametrize("how", ["stopped", "faulted"])
+@bounded
+async def test_every_call_of_a_round_that_ends_before_its_turn_has_its_one_result(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Section 12: exactly one result entry per call, also for those of a sequential round that were not begun."""
+    entered = asyncio.Event()
+
+    @tool(execution="sequential")
+    async def work(n: int) -> str:
+        entered.set()
+        if how == "stopped" and n == 2:
+            await forever()
+        return f"worked {n}"
+
+    async def broken(*_args: Any) -> None:
+        raise LookupError("a bug of ours")
+
+    if how == "faulted":
+        monkeypatch.setattr("pidurable_nb.agent.generation._after_round", broken)
+    chat = Chat(calls(*(call("work", {"n": n}, id=f"c{n}") for n in (1, 2, 3)), "absent"), "went on")
+    chat.install(work)
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        if how == "stopped":
+            await eventually(lambda: _second_runs(harness, root))
+            await root.abort()
+        await submission.wait()
+        found = {message.call_id: code for message, code in zip(await results(root), await codes(root), strict=True)}
+        assert found == {
+            "call-absent": "tool_unavailable",
+            "c1": None,
+            "c2": "aborted",
+            "c3": "aborted",
+        }
+        [asked] = [entry async for entry in root.entries() if entry.kind == "pi.assistant"]
+        if how == "stopped":
+            assert (await root.ask("go on")).text == "went on"
+            read = [message.role for message in chat.model.requests[-1].messages if message.role != "system"]
+            assert read == ["user", "assistant", *["tool_result"] * 4, "user"]
+        assert asked.messages[0].stop_reason == "tool_use"  # type: ignore[union-attr]
+
+
+async def _second_runs(harness: Any, root: Any) -> bool:
+    return [item.status for item in (await live(harness, root)).tools] == ["done", "running"]
+
+
 @bounded
 async def test_controls_add_tools_end_the_run_and_hand_off() -> None:
     @tool(deferred=True)

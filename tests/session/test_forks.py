@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pidurable_nb import AgentChange, Document, Harness, InboxState, UsageState
+from pidurable_nb import AgentChange, Document, Harness, InboxState, MemoryStorage, UsageState
 from pidurable_nb.agent.state import ProviderState
 from pidurable_nb.errors import CommitReentered, DurableError
 from pidurable_nb.messages import TextBlock, UserMessage
@@ -345,3 +345,42 @@ async def test_a_callback_that_raises_creates_nothing() -> None:
         with pytest.raises(ZeroDivisionError):
             await opened.root()
         assert await opened.conversation(1) is None
+
+
+class BetweenReads:
+    """A storage with something that happens right after a head was looked up, once."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+        self.then: Any = None
+
+    async def latest_head(self, *args: Any, **options: Any) -> Any:
+        found = await self._storage.latest_head(*args, **options)
+        then, self.then = self.then, None
+        if then is not None:
+            await then()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_storage"], name)
+
+
+@bounded
+async def test_a_head_that_is_stored_while_a_context_is_read_is_its_head() -> None:
+    storage = BetweenReads(MemoryStorage())
+    async with harness(storage) as opened:
+        root = await opened.root()
+        ids = [await step(root, text) for text in "abc"]
+
+        async def summarise() -> None:
+            async with child.commit() as tx:
+                await tx.append_entry("app.head", messages=[UserMessage([TextBlock("sum")])], head=ids[2])
+
+        for by_watch in (False, True):
+            child = await root.fork(ids[2])
+            storage.then = summarise
+            if by_watch:
+                async with child.watch() as watch:
+                    assert [entry.text for entry in watch.value.entries] == ["c", "sum"]
+            assert [m.text for m in (await child.context()).messages] == ["sum", "c"]
+            assert storage.then is None

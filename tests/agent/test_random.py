@@ -1,0 +1,238 @@
+"""Random conversations: inputs, writes, resets, stops, retries, branches, compactions and crashes at random times.
+
+Whatever happens, every request that a model gets is well formed, every call has one result, what must not run twice
+does not, and in the end everything is settled and answers again (engine.md, sections 5, 6, 9, 11, 12 and 13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pidurable_nb import (
+    CompactionPolicy,
+    Conversation,
+    Extension,
+    Harness,
+    LiveState,
+    ProgressPolicy,
+    Registry,
+    RetryPolicy,
+    Settings,
+    SqliteStorage,
+    ToolContext,
+    ToolControl,
+    ToolResult,
+    section,
+    tool,
+)
+from pidurable_nb.errors import DurableError
+from pidurable_nb.messages import Message, TextBlock, ToolCall, Usage, UserMessage
+from pidurable_nb.models import Hang, ModelRequest, Reply, ScriptedModel
+from pidurable_nb.testing import KillSwitch, validate
+
+LONG = "word " * 40
+
+
+class World:
+    """What outlives the crashes of one random history."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path = path
+        self.chance = random.Random(seed)
+        self.calls = 0
+        self.effects: Counter[int] = Counter()
+        self.problems: list[str] = []
+        self.calm = False
+        self.registry = Registry()
+        self._install()
+
+    def _install(self) -> None:
+        @tool
+        async def unsafe(ctx: ToolContext) -> str:
+            self.effects[ctx.task_id] += 1
+            ctx.output("under way")
+            await asyncio.sleep(self.chance.random() * 0.004)
+            return "done"
+
+        @tool(replay="safe")
+        async def safe(ctx: ToolContext) -> str:
+            await ctx.output("under way")
+            return " ".join([(await ctx.call_tool("unsafe", key=str(n))).text for n in range(2)])
+
+        @tool(execution="sequential")
+        def plain(ctx: ToolContext) -> ToolResult:
+            if self.chance.random() < 0.3:
+                raise ValueError("by chance")
+            how = self.chance.random()
+            if how < 0.2:
+                return ToolResult("stop", control=ToolControl(terminate=True))
+            if how < 0.3:
+                return ToolResult("handed over", control=ToolControl(handoff="the note"))
+            return ToolResult("more tools", control=ToolControl(add_tools=["hidden"]))
+
+        @tool(deferred=True)
+        async def hidden() -> str:
+            return "found"
+
+        said = section("mood", lambda given: self.chance.choice(["good", "bad"]))
+        self.registry.install(Extension("world", tools=[unsafe, safe, plain, hidden], sections=[said]))
+
+    def model(self) -> ScriptedModel:
+        return ScriptedModel(self._answer, record=False, context_window=900)
+
+    def _answer(self, request: ModelRequest) -> Any:
+        if "<conversation>" in request.messages[-1].text:
+            return self.chance.choice(["what was said", "what was said", Reply(error="503"), Reply(error="400")])
+        self.problems += malformed(request.messages)
+        if self.calm:
+            return "fine"
+        usage = Usage(input_tokens=self.chance.choice([10, 10, 650, 850]))
+        act = self.chance.random()
+        if act < 0.45:
+            return Reply(self.chance.choice(["yes", LONG]), usage=usage)
+        if act < 0.75:
+            names = [self.chance.choice(["unsafe", "safe", "plain", "hidden", "absent"]) for _ in range(3)]
+            return Reply(tool_calls=[self._call(name) for name in names[: self.chance.randint(1, 3)]], usage=usage)
+        if act < 0.8:
+            return Hang(after="half")
+        return Reply(error=self.chance.choice(["503", "400", "maximum context length exceeded"]))
+
+    def _call(self, name: str) -> ToolCall:
+        self.calls += 1
+        return ToolCall(id=f"c{self.calls}", name=name, arguments={})
+
+    def settings(self) -> Settings:
+        return Settings(
+            compaction=CompactionPolicy(reserve_tokens=100, keep_recent_tokens=60, background_tokens=200),
+            retry=RetryPolicy(base_delay=0.002, max_retries=2),
+            progress=ProgressPolicy(partial_interval=0.002, output_interval=0.002),
+            after_failed_run=self.chance.choice(["keep", "continue", "withdraw"]),
+            steering_mode=self.chance.choice(["one_at_a_time", "all"]),
+            restart_limit=float("inf"),
+        )
+
+    async def open(self) -> tuple[KillSwitch, Harness]:
+        switch = KillSwitch(await SqliteStorage.open(self.path))
+        return switch, await Harness.open(switch, models=self.model(), registry=self.registry, settings=self.settings)
+
+    async def act(self, harness: Harness, conversation: Conversation) -> None:
+        """One thing that a person may do."""
+        chance = self.chance
+        what = chance.choice(
+            ["submit"] * 6 + ["steer"] * 3 + ["write", "note", "edit", "reset", "compact", "retry", "abort", "branch"]
+        )
+        if what == "submit":
+            await conversation.submit(chance.choice(["go", LONG]))
+        elif what == "steer":
+            await conversation.submit("steer", when_busy="steer")
+        elif what == "write":
+            await conversation.write("app.said", messages=[UserMessage([TextBlock("said")])])
+        elif what == "note":
+            await conversation.write("app.note", data={"n": 1})
+        elif what == "edit":
+            entries = await conversation.entries().list(5)
+            if entries:
+                await conversation.write("app.edit", edits=[{"target": chance.choice(entries).id}])
+        elif what == "reset":
+            await conversation.reset(chance.choice([None, "the note"]))
+        elif what == "compact":
+            await conversation.compact()
+        elif what == "retry":
+            await conversation.retry()
+        elif what == "abort":
+            await conversation.abort(background=chance.random() < 0.5)
+        else:
+            await self._branch(conversation)
+
+    async def _branch(self, conversation: Conversation) -> None:
+        entries = await conversation.entries().list(20)
+        if entries:
+            entry = self.chance.choice(entries)
+            branch = await conversation.fork(entry.id)
+            assert (await branch.context()).messages == (await conversation.context(at=entry.id)).messages
+            asked = [entry for entry in entries if entry.kind == "pi.user"]
+            if asked:
+                revised, _ = await conversation.revise(self.chance.choice(asked).id, "otherwise")
+                compared = await conversation.compare(revised)
+                assert compared.theirs[0].text == "otherwise"
+
+
+def malformed(messages: tuple[Message, ...]) -> list[str]:
+    """What a provider would refuse: calls without their results right behind, results without calls."""
+    found = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.role == "tool_result":
+            if not waiting or waiting.pop(0) != message.call_id:
+                found.append(f"the result of {message.call_id} is out of place")
+            continue
+        if waiting:
+            found.append(f"{waiting} have no results before a {message.role} message")
+        waiting = [call.id for call in message.tool_calls] if message.role == "assistant" else []
+        if message.role == "assistant" and message.stop_reason in ("aborted", "error", "deferred"):
+            found.append(f"an answer that ended {message.stop_reason} is read")
+    return found + ([f"{waiting} have no results at the end"] if waiting else [])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_conversation_ends_whole(tmp_path: Path, seed: int) -> None:
+    world = World(tmp_path / "s.sqlite", seed)
+
+    async def live_once() -> None:
+        switch, harness = await world.open()
+        await harness.root()
+        harness.resume()
+        for _ in range(world.chance.randint(4, 14)):
+            conversations = await harness.conversations().list()
+            chosen = await harness.conversation(world.chance.choice(conversations).id)
+            assert chosen is not None
+            try:
+                await world.act(harness, chosen)
+            except DurableError as error:  # such as a retry of nothing
+                if "no failed run" not in str(error) and "is busy" not in str(error):
+                    raise
+            await asyncio.sleep(world.chance.choice([0, 0, 0.001, 0.01]))
+        if world.chance.random() < 0.7:
+            switch.kill()
+        else:
+            await harness.close()
+
+    async def to_the_end() -> None:
+        _, harness = await world.open()
+        async with harness:
+            harness.resume()
+            for record in await harness.conversations().list():
+                conversation = await harness.conversation(record.id)
+                assert conversation is not None
+                if world.chance.random() < 0.5:
+                    await conversation.abort(background=True)
+                await (await conversation.submit("the end")).wait()
+                await conversation.wait_for_idle()
+                assert (await conversation.ask("is it?")).text == "fine"
+                await conversation.wait_for_idle()
+            for task in await harness.tasks(kind="pi.compaction").list():
+                await harness.wait_for_task(task.id)
+            for record in await harness.conversations().list():
+                state = await harness.snapshot(LiveState, record.id)
+                assert state is not None
+                failures = {"run_failure": state.run_failure, "compaction_failure": state.compaction_failure}
+                assert state == LiveState(**failures)
+            await validate(harness)
+            assert [s.id async for s in harness.submissions() if not s.settled] == []
+
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            for _ in range(4):
+                await live_once()
+            world.calm = True
+            await to_the_end()
+
+    asyncio.run(main())
+    assert world.problems == []
+    assert [task for task, times in world.effects.items() if times > 1] == []
