@@ -30,7 +30,7 @@ from ..records import (
     SubmissionRecord,
     TaskRecord,
 )
-from ..session import Document, DocumentChange, Opening, Publication, Report, Scan, Session, SessionEnd, Watch
+from ..session import Document, DocumentChange, Opening, Publication, Report, Scan, Session, SessionEnd, Tx, Watch
 from ..session.documents import Address, DocumentState
 from ..session.mirror import Staged
 from ..session.session import _Sealed
@@ -138,8 +138,15 @@ class Observer:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
+    async def catch_up(self) -> int:
+        """Take in everything that is committed by now, as each read does; the sequence of the newest commit."""
+        self._follower._check_open()
+        await self._follower._read(self._storage.catch_up())
+        return self._storage.last_seq
+
     async def view(self, conversation: int = ROOT) -> ConversationView:
         """A conversation's record, active entries and built-in documents."""
+        await self.catch_up()
         return await self._conversation(conversation).view()
 
     def entries(
@@ -160,18 +167,22 @@ class Observer:
 
     async def task_graph(self) -> TaskGraph:
         """Every live task, with owner, phase and waits."""
+        await self.catch_up()
         return await self._follower.task_graph()
 
     async def inspect(self) -> Inspection:
         """Live tasks with their state, and open submissions. ``scheduling`` is ``paused`` when nobody has it open."""
+        await self.catch_up()
         return await self._follower.inspect()
 
     async def usage(self) -> UsageState:
         """Tokens and cost of the whole session, per model and per tool."""
+        await self.catch_up()
         return await self._follower.usage()
 
     async def snapshot(self, doc: type[D], scope: int | None = None, *, key: str | None = None) -> D | None:
         """The value of a document, as ``Session.snapshot``."""
+        await self.catch_up()
         return await self._follower.snapshot(doc, scope, key=key)
 
     async def snapshot_as_of(
@@ -289,6 +300,19 @@ class _Follower(Harness):
 
     def _published(self, publication: Publication) -> None:
         Session._published(self, publication)  # no scheduler hears of it
+
+    # What would write is refused before anything has happened.
+
+    def _seal(self, tx: Tx) -> _Sealed | None:
+        if tx._seal():
+            self.storage.refuse()
+        return None
+
+    def resume(self) -> None:
+        self.storage.refuse()
+
+    def _implied_resume(self) -> None:
+        self._check_open()
 
     # What a scheduler would know is made from the records.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .defaults import config
     from .installed import install, registry
     from .kernels import ChildKernel, ChildRun
+    from .observing import ObservedChat, observe
     from .opened import close, current, sessions, use
     from .opening import open
     from .turns import Answer, Turn
@@ -24,12 +25,14 @@ _HOME = {
     "Chat": "chat",
     "ChildKernel": "kernels",
     "ChildRun": "kernels",
+    "ObservedChat": "observing",
     "Turn": "turns",
     "close": "opened",
     "config": "defaults",
     "current": "opened",
     "engine": "bridge",
     "install": "installed",
+    "observe": "observing",
     "open": "opening",
     "registry": "installed",
     "sessions": "opened",
@@ -42,6 +45,7 @@ __all__ = [
     "Chat",
     "ChildKernel",
     "ChildRun",
+    "ObservedChat",
     "Turn",
     "close",
     "config",
@@ -49,6 +53,7 @@ __all__ = [
     "engine",
     "install",
     "load_ipython_extension",
+    "observe",
     "open",
     "registry",
     "sessions",

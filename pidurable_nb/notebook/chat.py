@@ -55,6 +55,9 @@ class Chat:
     notebook is rewound, ``conversation`` becomes another one; ``fork`` gives a ``Chat`` of its own.
     """
 
+    observed = False
+    """Whether another process has the session, and it is only read here."""
+
     def __init__(self, session: OpenSession, name: str, *, label: str, line: Sequence[int]) -> None:
         self.name = name
         self.harness = session.harness
@@ -412,13 +415,12 @@ class Chat:
 
     async def _status(self) -> StatusView:
         view = await self.conversation.view()
-        life = self.harness.storage.life
         run = view.live.run
         state: Literal["idle", "running", "paused", "waiting"] = "idle" if run is None else "running"
         rows = [
             StatusRow(name="session", value=f"{self.name} · {self.path}"),
             *await self._branches.rows(),
-            StatusRow(name="owner", value=f"this kernel, process {life.pid}, since {clock_time(life.opened_at)}"),
+            *await self._owner_rows(),
             StatusRow(name="model", value=(await self.conversation.agent()).model or "none"),
             StatusRow(name="entries", value=f"{len(view.entries)} in context"),
         ]
@@ -441,6 +443,10 @@ class Chat:
             state = "paused"
             rows.append(StatusRow(name="paused", value=self._hold.reason or "until %durable resume"))
         return StatusView(title=Path(self.path).name, state=state, rows=tuple(rows), current=is_current(self.name))
+
+    async def _owner_rows(self) -> list[StatusRow]:
+        life = self.harness.storage.life
+        return [StatusRow(name="owner", value=f"this kernel, process {life.pid}, since {clock_time(life.opened_at)}")]
 
     def tasks(self, *, all: bool = False) -> TasksView:
         """Live tasks as a tree; ``all`` adds those that have ended."""

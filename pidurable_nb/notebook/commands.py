@@ -23,7 +23,7 @@ from ..agent.extension import Extension
 from ..agent.tool import Tool
 from ..errors import NotebookError
 from ..models import default_models
-from . import frontend, installed, kernels, opened as sessions, opening
+from . import frontend, installed, kernels, observing, opened as sessions, opening
 from .chat import Chat
 from .defaults import defaults
 from .displays import display
@@ -404,9 +404,14 @@ def _installable(value: Any) -> bool:
     ("--model", {"help": "provider:name, such as local:smollm2 or openai:gpt-5-mini"}),
     ("--instructions", {"help": "what the model is told first"}),
     ("--paused", {"action": "store_true", "help": "start nothing before %durable resume"}),
+    ("--observe", {"action": "store_true", "help": "read and follow what another process works on; write nothing"}),
     (("--as",), {"dest": "name", "metavar": "NAME", "help": "a name for %durable use"}),
 )
 def _open(shell: Any, options: argparse.Namespace) -> Chat:
+    if options.observe:
+        if options.model or options.instructions or options.paused:
+            raise NotebookError("an observer changes nothing: --observe goes with --as alone")
+        return observing.observe(options.path, name=options.name, show=True)
     return opening.open(
         options.path,
         model=options.model,

@@ -26,7 +26,7 @@ from .opensession import OpenSession
 from .present import recovery_view
 from .render import mimebundle
 
-__all__ = ["open"]
+__all__ = ["close_at_shutdown", "open", "real_path"]
 
 
 def open(
@@ -50,8 +50,10 @@ def open(
     text = os.fspath(path)
     key = name or session_name(text)
     bridge = engine()
-    present = next((chat for chat in sessions() if chat.name == key), None)
-    same = next((chat for chat in mains() if text != ":memory:" and _real(chat.path) == _real(text)), None)
+    here = [chat for chat in mains() if text != ":memory:" and real_path(chat.path) == real_path(text)]
+    observed = next((chat for chat in here if chat.observed), None)  # it ends when the session is open
+    same = next((chat for chat in here if chat is not observed), None)
+    present = next((chat for chat in sessions() if chat.name == key and chat is not observed), None)
     if present is not None and present is not same and (text != ":memory:" or present.path != text):
         raise NotebookError(f"a session named {key} is open on {present.path}: choose another name with --as NAME")
     if same is not None and present is not same:
@@ -63,7 +65,9 @@ def open(
     else:
         chat = bridge.run(_open, bridge, text, key, _agent_fields(model, instructions), paused, settings, env)
         fresh = True
-        _close_at_shutdown(bridge)
+        close_at_shutdown(bridge)
+        if observed is not None:
+            observed.close()
     opened(chat, key)
     if show if show is not None else frontend.in_ipython():
         chat._shown_in = request_name()
@@ -80,7 +84,8 @@ def _agent_fields(model: Any, instructions: str | None) -> dict[str, Any]:
     return fields
 
 
-def _real(path: str) -> str:
+def real_path(path: str) -> str:
+    """What makes two names of a session the same."""
     return path if path == ":memory:" else os.path.realpath(path.removeprefix("jsonl:"))
 
 
@@ -171,7 +176,7 @@ async def _prompts(chat: Chat) -> dict[int, str]:
 _closes: set[Bridge] = set()
 
 
-def _close_at_shutdown(bridge: Bridge) -> None:
+def close_at_shutdown(bridge: Bridge) -> None:
     """Close every session when the kernel shuts down; the bridge bounds how long that may take."""
     if bridge in _closes:
         return

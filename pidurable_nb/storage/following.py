@@ -228,7 +228,8 @@ class FollowedStorage(Opening):
         self._on_failure: OnFailure | None = None
         self._seen: CommitInfo | None = None  # the newest commit that was handed over
         self._stamp: Hashable = None
-        self._undelivered = 0
+        self._handed_over = 0  # how often news was handed over, counted by the thread
+        self._taken = 0  # and how often the loop has taken it; each is written on one side only
         self._pause = ACTIVE
         self._failed_since: float | None = None
         self._broken = False
@@ -277,7 +278,7 @@ class FollowedStorage(Opening):
 
     def _poll(self) -> float:
         """Look for news once; returns in how many seconds to look again."""
-        if self._on_changes is None or self._undelivered or self._broken:
+        if self._on_changes is None or self._handed_over != self._taken or self._broken:
             return ACTIVE  # the loop has not taken what it was given: there is no hurry
         try:
             if self._source.stamp() == self._stamp:
@@ -310,7 +311,7 @@ class FollowedStorage(Opening):
         self._stamp = stamp
         self._seen = newest
         if changes is not None and newest is not None:
-            self._undelivered += 1
+            self._handed_over += 1
             deliver(self._loop, self._arrived, changes, newest)
         return found
 
@@ -359,10 +360,14 @@ class FollowedStorage(Opening):
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     def _arrived(self, changes: Changes, newest: CommitInfo) -> None:
-        self._undelivered -= 1
+        self._taken += 1
         self.last_seq = changes.seq
         if self._on_changes is not None and not self._closed:
-            self._on_changes(changes, newest)
+            try:
+                self._on_changes(changes, newest)
+            except Exception as error:  # what was not taken in would be missing for good
+                self._broken = True
+                self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if self._on_failure is not None and not self._closed:
@@ -373,9 +378,15 @@ class FollowedStorage(Opening):
         name = read.__name__
         return await self._worker.call(lambda: self._attempt(lambda reads: getattr(reads, name)(*args)))
 
+    async def catch_up(self) -> None:
+        """Return when everything that is committed by now was handed over."""
+        self._guard()
+        await self._worker.call(lambda: self._attempt(lambda reads: None))
+
     # -- what an observer does not do --------------------------------------------------------------------------------
 
-    def _refuse(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
+        """Raise the ``StorageRequestError`` of everything that would write."""
         self._guard()
         raise StorageRequestError(
             f"{self.name} is only observed here, so nothing can be written: that is its owner's to do."
@@ -383,15 +394,15 @@ class FollowedStorage(Opening):
 
     def mint_id(self) -> int:
         """Refused: raises ``StorageRequestError``."""
-        self._refuse()
+        self.refuse()
 
     async def commit(self, batch: Iterable[BatchItem], *, at: float | None = None) -> int:
         """Refused: raises ``StorageRequestError``."""
-        self._refuse()
+        self.refuse()
 
     async def backup(self, path: str | Path) -> None:
         """Refused: raises ``StorageRequestError``."""
-        self._refuse()
+        self.refuse()
 
     async def close(self, *, ended: Literal["closed", "failed"] = "closed") -> None:
         """Stop following. Closing twice is allowed."""

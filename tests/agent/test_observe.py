@@ -376,6 +376,68 @@ def test_tasks_documents_and_inbox_are_followed(tmp_path: Path, kind: str) -> No
     run(main())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_read_is_of_the_newest_commit_without_waiting_for_a_look(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("ACTIVE", "IDLE"):
+        monkeypatch.setattr(f"pidurable_nb.storage.following.{pause}", 1000.0)
+
+    async def main() -> None:
+        registry = Registry()
+        registry.install(Extension("app", tasks=[Nap]))
+        place = where(tmp_path, kind)
+        async with Harness.open(place, models=ScriptedModel(["hello"]), registry=registry) as harness:
+            root = await harness.root()
+            async with observe(place) as observer:
+                assert await observer.snapshot(Marks) is None
+                assert (await observer.view()).entries == ()
+                async with root.commit() as tx:
+                    nap = await tx.create_task(Nap, "a while")
+                    (await tx.doc(Marks)).names.append("first")
+                marks = await observer.snapshot(Marks)
+                assert marks is not None
+                assert marks.names == ["first"]
+                async with root.commit() as tx:
+                    other = await tx.create_task(Nap, "another while")
+                assert (await observer.task_graph()).tasks.keys() == {nap, other}
+                async with root.commit() as tx:
+                    third = await tx.create_task(Nap, "a third while")
+                assert [task.record.id for task in (await observer.inspect()).tasks] == [nap, other, third]
+                async with root.commit() as tx:
+                    await tx.append_entry("app.note", data=1)
+                assert [entry.kind for entry in (await observer.view()).entries] == ["app.note"]
+                await root.ask("hi")
+                assert (await observer.usage()).requests == 1
+                assert observer.last_seq == await observer.catch_up() == harness.storage.last_seq
+
+    run(main())
+
+
+def test_an_observer_that_cannot_take_in_a_commit_ends_instead_of_missing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        place = where(tmp_path, "sqlite")
+        async with Session.open(place) as session:
+            async with observe(place) as observer, observer.watch_commits() as commits:
+                error = LookupError("a bug")
+
+                def broken(*_: object) -> None:
+                    raise error
+
+                monkeypatch.setattr(observer._storage, "_on_changes", broken)
+                async with session.commit() as tx:
+                    await tx.doc(Marks)
+                assert [change async for change in commits] == []
+                assert commits.end is not None
+                assert (commits.end.reason, commits.end.error) == ("failed", error)
+            async with session.commit() as tx:  # and its owner does not notice
+                (await tx.doc(Marks)).names.append("more")
+
+    run(main())
+
+
 def test_a_fork_is_seen_with_what_it_inherits(tmp_path: Path) -> None:
     async def main() -> None:
         place = where(tmp_path, "sqlite")
