@@ -10,10 +10,13 @@ IPython is not imported here: where no shell runs, there is nothing to run the c
 from __future__ import annotations
 
 import _thread
+import asyncio
+import base64
+import contextvars
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -45,33 +48,75 @@ def python(
     """A tool that runs code in the kernel. A person is asked first unless ``approval=False``. Replay is unsafe.
 
     ``timeout`` bounds one call, in seconds; ``limits`` its text, by default to the last 50 KiB and 2,000 lines.
-    Stopping the run, and the time limit, interrupt the code as Jupyter's interrupt button does. It needs a session that
-    was opened in a notebook: elsewhere a call is an error.
+    Stopping the run, and the time limit, interrupt the code as Jupyter's interrupt button does; code that awaits is
+    cancelled. It needs a session that was opened in a notebook: elsewhere a call is an error.
     """
     kept = limits or OutputLimits()
 
     @tool(name=name, in_kernel=True, approval=approval, output_limits=kept)
-    def python(ctx: ToolContext, code: Annotated[str, Field(min_length=1)]) -> ToolResult:
+    def python(ctx: ToolContext, code: Annotated[str, Field(min_length=1)]) -> Any:
         """Run Python in the user's notebook kernel: its variables are there, and what is defined stays.
 
         Prints, the value of the last line, displays and figures come back."""
         shell = _shell()
         said = _Said(ctx, kept)
-        alarm = _Alarm()
-        with _captured(shell, said):
-            try:
-                with _watched(alarm, ctx, timeout):
-                    ended = shell.run_cell(code, store_history=False)
-                    error = ended.error_before_exec or ended.error_in_exec
-            except KeyboardInterrupt as interrupt:
-                error = interrupt
-        if isinstance(error, KeyboardInterrupt):
-            if alarm.why is None:
-                raise KeyboardInterrupt  # a person's: it ends whatever waits in the kernel, too
-            said.line(alarm.why)
-        return said.result(is_error=error is not None)
+        # Code that awaits has to become a task of the kernel's loop: run here, it would turn the loop from inside of
+        # itself, and a cell that comes meanwhile and waits for this call would never let it end.
+        awaiting = _awaiting(shell, code)
+        return _run(shell, said, ctx, code, timeout) if awaiting is None else _await(shell, said, awaiting, timeout)
 
     return python
+
+
+def _run(shell: Any, said: _Said, ctx: ToolContext, code: str, timeout: float | None) -> ToolResult:
+    """Run code that does not await."""
+    alarm = _Alarm()
+    with _captured(shell, said):
+        try:
+            with _watched(alarm, ctx, timeout):
+                ended = shell.run_cell(code, store_history=False)
+                error = ended.error_before_exec or ended.error_in_exec
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
+    if isinstance(error, KeyboardInterrupt):
+        if alarm.why is None:
+            raise KeyboardInterrupt  # a person's: it ends whatever waits in the kernel, too
+        said.line(alarm.why)
+    return said.result(is_error=error is not None)
+
+
+def _awaiting(shell: Any, code: str) -> Callable[[], Coroutine[Any, Any, Any]] | None:
+    """How to run code that awaits on its top level; ``None`` for any other, and where the shell does not await."""
+    try:
+        cell = shell.transform_cell(code)
+    except Exception:  # the shell says it again when it runs the code
+        return None
+    if not shell.should_run_async(code, transformed_cell=cell):
+        return None
+
+    def run() -> Coroutine[Any, Any, Any]:
+        coroutine: Coroutine[Any, Any, Any] = shell.run_cell_async(code, store_history=False, transformed_cell=cell)
+        return coroutine
+
+    return run
+
+
+async def _await(
+    shell: Any, said: _Said, run: Callable[[], Coroutine[Any, Any, Any]], timeout: float | None
+) -> ToolResult:
+    """Run code that awaits. The shell takes a cancellation for an error of the code's, as it takes everything."""
+    with _captured(shell, said):
+        async with asyncio.timeout(timeout) as limit:
+            ended = await run()
+        shell.events.trigger("post_execute")  # shows figures
+    if limit.expired():
+        said.line(_too_long(timeout))
+    error = ended.error_before_exec or ended.error_in_exec
+    return said.result(is_error=error is not None)
+
+
+def _too_long(timeout: float | None) -> str:
+    return f"The code was stopped after {timeout:g} s."
 
 
 def _shell() -> Any:
@@ -111,7 +156,7 @@ class _Said:
         image = next((kind for kind in IMAGES if isinstance(data.get(kind), str | bytes)), None)
         if image is not None:
             content = data[image]
-            encoded = content if isinstance(content, str) else _base64(content)
+            encoded = content if isinstance(content, str) else base64.b64encode(content).decode()
             self._images.append(ImageBlock(image, encoded.replace("\n", "")))
             self.line(f"[image {len(self._images)}]")
             return
@@ -126,22 +171,19 @@ class _Said:
         return ToolResult([*([TextBlock(text)] if text else []), *self._images], is_error=is_error)
 
 
-def _base64(data: bytes) -> str:
-    import base64
-
-    return base64.b64encode(data).decode()
+_saying: contextvars.ContextVar[_Said | None] = contextvars.ContextVar("pidurable_python", default=None)
+"""Whose output this is. What other threads put out, and a cell that runs while the code awaits, is not the code's."""
 
 
 class _Stream:
-    """``sys.stdout`` while the code runs; what other threads print goes where it went before."""
+    """``sys.stdout`` while the code runs; what is not the code's goes where it went before."""
 
     def __init__(self, said: _Said, before: Any) -> None:
         self._said = said
         self._before = before
-        self._thread = threading.get_ident()
 
     def write(self, text: str) -> int:
-        if threading.get_ident() != self._thread:
+        if _saying.get() is not self._said:
             return int(self._before.write(text))
         self._said.text(str(text))
         return len(text)
@@ -164,10 +206,14 @@ class _Displays:
         self._before = before
 
     def publish(self, data: dict[str, Any], *args: Any, **options: Any) -> None:
-        self._said.display(data)
+        if _saying.get() is not self._said:
+            self._before.publish(data, *args, **options)
+        else:
+            self._said.display(data)
 
     def clear_output(self, wait: bool = False) -> None:
-        """What was committed stays."""
+        if _saying.get() is not self._said:  # what was committed of the code's stays
+            self._before.clear_output(wait)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._before, name)
@@ -177,15 +223,24 @@ class _Displays:
 def _captured(shell: Any, said: _Said) -> Iterator[None]:
     """Have the shell's output handed to ``said``: prints, displays, the value of the last line, tracebacks."""
 
-    def show_value(value: Any) -> None:
-        if value is not None:
-            said.display(shell.display_formatter.format(value)[0])
-
-    def show_traceback(_kind: Any, _error: Any, lines: list[str]) -> None:
-        said.line("\n".join(lines))
-
     trap = shell.display_trap
     before = (sys.stdout, sys.stderr, sys.displayhook, trap.hook, shell.display_pub)
+    present = shell.__dict__.get("_showtraceback")
+    traceback_before = shell._showtraceback
+
+    def show_value(value: Any) -> None:
+        if _saying.get() is not said:
+            before[3](value)
+        elif value is not None:
+            said.display(shell.display_formatter.format(value)[0])
+
+    def show_traceback(kind: Any, error: Any, lines: list[str]) -> None:
+        if _saying.get() is not said:
+            traceback_before(kind, error, lines)
+        else:
+            said.line("\n".join(lines))
+
+    token = _saying.set(said)
     sys.stdout, sys.stderr = _Stream(said, before[0]), _Stream(said, before[1])
     sys.displayhook = trap.hook = show_value
     shell.display_pub = _Displays(said, before[4])
@@ -194,7 +249,11 @@ def _captured(shell: Any, said: _Said) -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr, sys.displayhook, trap.hook, shell.display_pub = before
-        del shell.__dict__["_showtraceback"]
+        if present is None:
+            del shell.__dict__["_showtraceback"]
+        else:
+            shell.__dict__["_showtraceback"] = present
+        _saying.reset(token)
 
 
 class _Alarm:
@@ -218,9 +277,7 @@ def _watched(alarm: _Alarm, ctx: ToolContext, timeout: float | None) -> Iterator
                 continue
             with lock:
                 if not over.is_set():
-                    alarm.why = (
-                        "The call was stopped." if ctx.cancelled else f"The code was stopped after {timeout:g} s."
-                    )
+                    alarm.why = "The call was stopped." if ctx.cancelled else _too_long(timeout)
                     _interrupt()
             return
 

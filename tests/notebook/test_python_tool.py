@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notebook_shells import Shell, in_process_shell
+from notebook_shells import Kernel, Shell, in_process_shell
 
 from pidurable_nb import notebook, tools
 from pidurable_nb.messages import ToolCall, ToolResultMessage
@@ -91,6 +91,13 @@ def test_a_syntax_error_is_an_error_result(python: Python) -> None:
     message = python.run("1 +")
     assert message.is_error
     assert "SyntaxError" in message.text
+
+
+def test_code_that_awaits_for_too_long_is_cancelled(shell: Shell, tmp_path: Path) -> None:
+    message = Python(tmp_path, timeout=0.5).run("print('begun')\nimport asyncio\nawait asyncio.sleep(600)")
+    assert message.is_error
+    assert message.text.startswith("begun\n")
+    assert message.text.endswith("The code was stopped after 0.5 s.\n")
 
 
 def test_magics_and_await_work_as_in_a_cell(python: Python) -> None:
@@ -174,3 +181,64 @@ def test_a_person_is_asked_first_unless_the_user_says_otherwise(shell: Shell, tm
     turn.result()
     assert python.results()[-1].text == "2\n"
     assert tools.python().approval is True
+
+
+SETUP = """
+from pidurable_nb import notebook, tools
+from pidurable_nb.messages import ToolCall
+from pidurable_nb.models import Reply, ScriptedModel
+
+def answer(request):
+    last = request.messages[-1]
+    if last.role == "tool_result":
+        return f"heard {last.text}"
+    call = ToolCall(id=f"c{len(request.messages)}", name="python", arguments={"code": last.text})
+    return Reply(tool_calls=[call])
+
+notebook.install(tools.python(approval=False))
+chat = notebook.open("python.sqlite", model=ScriptedModel(answer, name="scripted:python"), show=False)
+begun = done = False
+"""
+
+AWAITS = """
+import asyncio
+print("begin")
+begun = True
+while not done:
+    await asyncio.sleep(0.01)
+print("end")
+6 * 7
+"""
+
+
+@pytest.mark.kernel
+def test_between_the_cells_of_a_kernel_each_keeps_its_own_output(tmp_path: Path) -> None:
+    """The cell that asked has ended; the code awaits, and other cells run meanwhile."""
+    kernel = Kernel(tmp_path, live="1").start()
+    try:
+        assert kernel.run(SETUP, cell="a").status == "ok"
+        assert kernel.run(f"turn = chat.submit({AWAITS!r}, show=False)", cell="b").status == "ok"
+        assert eventually_true(kernel, "begun")
+        other = kernel.run("print('other'); display('shown'); 'value'", cell="c")
+        assert other.text.split() == ["other", "'shown'", "'value'"]
+        assert "ZeroDivisionError" in kernel.run("1/0", cell="d").text
+        kernel.run("done = True", cell="e")
+        assert kernel.value("turn.result().text") == "heard begin\nend\n42\n"
+        assert kernel.run("'after'", cell="f").text.split() == ["'after'"]
+
+        sleep = "import asyncio\nslept = True\nawait asyncio.sleep(600)"
+        kernel.run(f"slept = False; turn = chat.submit({sleep!r}, show=False)", cell="g")
+        assert eventually_true(kernel, "slept")
+        stopped = kernel.run("chat.stop(); print(chat.record(turn.id).reason)", cell="h")
+        assert stopped.text.split() == ["aborted"]
+        assert kernel.value("chat.submit('1 + 1', show=False).result().text") == "heard 2\n"
+    finally:
+        kernel.end()
+
+
+def eventually_true(kernel: Kernel, expression: str) -> bool:
+    deadline = time.monotonic() + 60
+    while not kernel.value(expression):
+        assert time.monotonic() < deadline, f"{expression} did not come true"
+        time.sleep(0.05)
+    return True
