@@ -262,7 +262,7 @@ async def prepare(task: Run, attempt: int, compacted: Compacted | None = None) -
                 attempt=attempt,
                 model=agent.model,
                 thinking=agent.thinking,
-                options=settings.request,
+                options=settings.request.without_secrets(),
                 cutoff=cutoff,
                 compacted="overflow" if compacted == "overflow" else None,
             )
@@ -434,13 +434,14 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
     task.flush_before_stop(partial.flush_now)
     started = task.now()
     message: AssistantMessage | None = None
+    options = request.options.with_secrets(task.settings.request)
     sent = ModelRequest(
         messages=messages,
         tools=view.tools,
         thinking=request.thinking,
-        options=request.options,
+        options=options,
         session_id=provider.session_id if provider is not None else None,
-        max_tokens=request.options.max_tokens,
+        max_tokens=options.max_tokens,
     )
     try:
         async with closing(model.stream(sent)) as events:

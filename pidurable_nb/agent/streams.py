@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from ..errors import DurableError
 from ..messages import AssistantMessage, ContentBlock
+from ..models.errors import redact
 from ..models.protocol import Finish, Model, ModelEvent, ModelRequest
 
 __all__ = ["closing", "error_message", "final_message"]
@@ -24,8 +25,8 @@ async def closing(stream: AsyncIterator[ModelEvent]) -> AsyncIterator[AsyncItera
 
 
 def error_message(error: BaseException, content: Sequence[ContentBlock] = ()) -> AssistantMessage:
-    """What a model raised, as the message that is stored; ``content`` is what had arrived."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """What a model raised, as the message that is stored, without keys; ``content`` is what had arrived."""
+    text = redact(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     kept: list[ContentBlock] = [block for block in content if block.type != "tool_call"]
     return AssistantMessage(content=kept, stop_reason="error", error=text)
 

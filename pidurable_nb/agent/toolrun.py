@@ -19,6 +19,7 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 
 from ..errors import DurableError, RegistryError
 from ..messages import ContentBlock, ImageBlock, TextBlock, ToolResultMessage, Usage
+from ..models.errors import redact
 from ..records import EntryId, Outcome, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
@@ -297,7 +298,8 @@ async def _execute(task: TaskRun[Any, Any], tool: Tool, arguments: dict[str, Jso
 
 def _raised(error: BaseException, buffer: OutputBuffer) -> ToolResult:
     """The result of a tool that raised: what it raised, and what it had put out before."""
-    result = error_result(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    # A client's error may quote an address or a header with a key in it; it goes to storage and to the model.
+    result = error_result(redact(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__))
     if buffer.text:
         result = replace(result, content=f"{result.text}\nOutput before the error:\n{buffer.text}")
     return result

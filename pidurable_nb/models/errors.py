@@ -19,7 +19,17 @@ from typing import Literal, TypeAlias, get_args
 
 from ..messages import AssistantMessage
 
-__all__ = ["ErrorKind", "error_kind", "is_overflow", "is_retryable", "marked", "redact", "retry_after"]
+__all__ = [
+    "REDACTED",
+    "ErrorKind",
+    "error_kind",
+    "is_overflow",
+    "is_retryable",
+    "is_secret",
+    "marked",
+    "redact",
+    "retry_after",
+]
 
 ErrorKind: TypeAlias = Literal["retryable", "overflow", "authentication", "quota", "refused", "malformed", "other"]
 """What mends it: waiting; a shorter request; another key; money; other words; a corrected request; nothing known."""
@@ -197,7 +207,11 @@ def retry_after(message: AssistantMessage) -> float | None:
     return None
 
 
+REDACTED = "[redacted]"
+"""What stands where a key stood."""
+
 _SECRET_NAME = _Pattern(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
+_SECRET_HEADER = _Pattern(r"auth|key|token|secret|password|credential|cookie", re.IGNORECASE)
 _SECRET_SHAPE = _Pattern(
     r"\b(?:sk|pk|rk|gsk|xai|hf|pplx|ghp|gho|github_pat|nvapi|csk|fw|r8)[-_][\w*.-]{8,}"
     r"|\bAIza[\w-]{10,}|\bAKIA[A-Z0-9]{12,}|\beyJ[\w-]{10,}\.[\w-]+\.[\w-]+"
@@ -206,9 +220,14 @@ _SECRET_SHAPE = _Pattern(
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text with ``[redacted]`` for keys: ``secrets``, those in the environment, and what has a key's shape."""
+    """The text with ``REDACTED`` for keys: ``secrets``, those in the environment, and what has a key's shape."""
     known = {value for name, value in os.environ.items() if _SECRET_NAME.compiled.search(name)} | set(secrets)
     for secret in sorted(known, key=len, reverse=True):
         if len(secret) >= 8:  # shorter ones are words that would be cut out of every text
-            text = text.replace(secret, "[redacted]")
-    return _SECRET_SHAPE.compiled.sub("[redacted]", text)
+            text = text.replace(secret, REDACTED)
+    return _SECRET_SHAPE.compiled.sub(REDACTED, text)
+
+
+def is_secret(header: str, value: str) -> bool:
+    """Whether a header carries a key, by its name or by its value."""
+    return bool(_SECRET_HEADER.compiled.search(header)) or redact(value) != value

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ..messages import AssistantMessage, Message, ToolDeclaration
 from ..values import Value
+from .errors import REDACTED, is_secret
 
 
 class RequestOptions(Value):
@@ -35,6 +36,21 @@ class RequestOptions(Value):
     cache: str = "default"
     deferred: bool = False
     tool_choice: str | None = None
+
+    def without_secrets(self) -> RequestOptions:
+        """The options as they may be stored: a header that carries a key keeps its name and loses its value."""
+        headers = {name: REDACTED if is_secret(name, value) else value for name, value in self.headers.items()}
+        return self if headers == self.headers else self.replaced(headers=headers)
+
+    def with_secrets(self, given: RequestOptions) -> RequestOptions:
+        """Stored options with the values that those headers have in ``given``; one that it lacks is left out."""
+        if REDACTED not in self.headers.values():
+            return self
+        headers = {
+            name: given.headers.get(name, REDACTED) if value == REDACTED else value
+            for name, value in self.headers.items()
+        }
+        return self.replaced(headers={name: value for name, value in headers.items() if value != REDACTED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class ProviderModel:
             async with self._opened() as model:
                 await batches.cancel(model, handle)
         except Exception as error:
-            raise ModelError(redact(error_text(error))) from error
+            raise ModelError(redact(error_text(error))) from None  # the vendor's own words may hold a key
 
     def _opened(self) -> AbstractAsyncContextManager[TheirModel]:
         if self._connect is not None:

@@ -313,6 +313,8 @@ def _comparable(request: ModelRequest) -> dict[str, Any]:
         asked["max_tokens"] = tokens
     if request.options.deferred:
         asked["deferred"] = True
+    if request.options.tool_choice is not None:
+        asked["tool_choice"] = request.options.tool_choice
     return asked
 
 
@@ -356,7 +358,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 def _lines(request: Mapping[str, Any]) -> Iterator[str]:
     """The request as lines for a person, in which a difference is found and shown."""
     yield f"thinking: {request['thinking']}"
-    for name in ("max_tokens", "deferred"):
+    for name in ("max_tokens", "deferred", "tool_choice"):
         if name in request:
             yield f"{name}: {request[name]}"
     for tool in request["tools"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,37 @@ async def test_the_checkpoint_pins_the_request_and_its_start_is_exact() -> None:
         assert (generation.attempt, generation.model, generation.started_at) == (1, "scripted:demo", 5.0)
         assert GenerationTask.initial_checkpoint(None) == {"phase": "prepare", "attempt": 1}
         await root.abort()
+
+
+def holds(file: str, words: bytes) -> bool:
+    return words in Path(file).read_bytes()
+
+
+@bounded
+async def test_a_header_with_a_key_is_sent_and_never_stored(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    chat = Chat(Hang(), "answer", path=path)
+
+    def with_key(key: str, tenant: str) -> Settings:
+        headers = {"Authorization": f"Bearer {key}", "x-tenant": tenant}
+        return Settings(request=RequestOptions(headers=headers))
+
+    chat.settings = with_key("planted-1111111111", "blue")
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await eventually(lambda: len(chat.model.requests) == 1)
+        await harness.close()
+    chat.settings = with_key("planted-2222222222", "green")
+    async with chat.open() as (harness, root):
+        found = await harness.submission(submission.id)
+        assert found is not None
+        await found.wait()
+    sent = [request.options.headers for request in chat.model.requests]
+    assert sent == [  # the header of the tenant is pinned, the key is the one that there is now
+        {"Authorization": "Bearer planted-1111111111", "x-tenant": "blue"},
+        {"Authorization": "Bearer planted-2222222222", "x-tenant": "blue"},
+    ]
+    assert [name for name in glob(f"{path}*") if holds(name, b"planted-")] == []
 
 
 @bounded
