@@ -22,7 +22,7 @@ from pidurable_nb.patch import apply
 from pidurable_nb.session.documents import Address
 from pidurable_nb.storage import ChangeDocument, CreateDocument
 
-from .support import Notes, Todos, bounded, session, stored
+from .support import Notes, Todos, bounded, harness, session, stored
 
 
 class Recorder:
@@ -488,3 +488,37 @@ async def test_frames_of_a_watch_tell_the_operations_between_values() -> None:
                 value = apply(value, frame.ops)
                 assert frame.value is not None
                 assert value == frame.value.model_dump(mode="json")
+
+
+@bounded
+async def test_a_document_whose_class_is_not_here_is_left_as_it_is(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sqlite")
+
+    class Gone(Document, kind="test.gone", scope="session"):
+        items: list[str] = []
+
+    async with Session.open(path) as opened:
+        async with opened.commit() as tx:
+            (await tx.doc(Gone)).items.append("kept")
+        before = await stored(opened.storage, "test.gone")
+    async with Session.open(path) as opened:  # by a process that knows nothing of it
+        async with opened.commit() as tx:
+            (await tx.doc(Notes)).text = "mine"
+        assert await stored(opened.storage, "test.gone") == before == {"items": ["kept"]}
+    async with Session.open(path) as opened:
+        assert await opened.snapshot(Gone) == Gone(items=["kept"])
+
+
+@bounded
+async def test_documents_can_be_read_and_written_at_any_time_in_a_body_and_default_to_its_conversation() -> None:
+    async with harness() as opened:
+        root = await opened.root()
+        async with root.commit() as tx:
+            await tx.append_entry("app.note", data=1)
+            todos = await tx.doc(Todos)  # a table was written; documents are no tables
+            todos.items.append("first")
+            await tx.append_entry("app.note", data=2)
+            assert (await tx.doc(Todos)).items == ["first"]
+            todos.items.append("second")
+        assert await opened.snapshot(Todos, root.id) == Todos(items=["first", "second"])
+        assert {entry.conversation_id for entry in await root.entries().list()} == {root.id}

@@ -11,7 +11,7 @@ import pytest
 from pidurable_nb import Extension, Harness, Phase, Registry, Session, SqliteStorage, Task, TaskRun
 from pidurable_nb.errors import SessionFailed, StorageError, StorageRequestError
 from pidurable_nb.models import Hang, ScriptedModel
-from pidurable_nb.testing import eventually
+from pidurable_nb.testing import Faults, eventually
 
 from .support import GatedStorage, Notes, bounded, turns
 
@@ -195,3 +195,62 @@ async def test_a_failure_while_closing_ends_the_session_once() -> None:
         await opened.close()
     assert opened.end is not None
     assert opened.end.error is error
+
+
+class Step(Task[None, str], name="test.step", version=1):
+    class Run(Phase):
+        async def run(self, task: TaskRun[None, str]) -> None:
+            await task.complete("done")
+
+
+@bounded
+async def test_an_error_in_the_schedulers_own_commits_fails_the_session_and_the_next_opening_goes_on(
+    tmp_path: Path,
+) -> None:
+    registry = Registry()
+    registry.install(Extension("step", tasks=[Step]))
+    path = str(tmp_path / "s.sqlite")
+    error = LookupError("a bug")
+    opened = await Harness.open(path, registry=registry)
+    root = await opened.root()
+    async with root.commit() as tx:
+        id = await tx.create_task(Step, None)
+    with Faults() as faults:
+        faults.fail("commit.ended", error)  # of the commit that reserves the task
+        opened.resume()
+        assert (await opened.wait_closed()).error is error
+    with pytest.raises(SessionFailed):
+        await opened.wait_for_task(id)
+    async with Harness.open(path, registry=registry) as again:
+        record = await again.wait_for_task(id)
+        outcome: Any = record.state.outcome  # type: ignore[union-attr]
+        assert (outcome.status, outcome.result) == ("completed", "done")
+
+
+@bounded
+async def test_a_callback_for_reports_that_raises_is_not_called_again() -> None:
+    called: list[str] = []
+    logged: list[Any] = []
+
+    def broken(report: Any) -> None:
+        called.append(report.kind)
+        raise LookupError("a bug of the host")
+
+    class Faulty(Task[None, None], name="test.faulty", version=1):
+        class Run(Phase):
+            async def run(self, task: TaskRun[None, None]) -> None:
+                raise ValueError("a bug of the task")
+
+    registry = Registry()
+    registry.install(Extension("faulty", tasks=[Faulty]))
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context["exception"]))
+    async with Harness.open(":memory:", registry=registry, on_report=broken) as opened:
+        root = await opened.root()
+        for _ in range(3):
+            async with root.commit() as tx:
+                id = await tx.create_task(Faulty, None)
+            record = await opened.wait_for_task(id)
+            assert record.state.outcome.status == "faulted"  # type: ignore[union-attr]
+        await write(opened, "goes on")
+    assert called == ["task_faulted"]
+    assert [type(error) for error in logged] == [LookupError]

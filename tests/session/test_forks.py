@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pidurable_nb import AgentChange, Document, Harness, InboxState, MemoryStorage, UsageState
+from pidurable_nb import AgentChange, Document, Harness, InboxState, MemoryStorage, Phase, Task, TaskRun, UsageState
 from pidurable_nb.agent.state import ProviderState
 from pidurable_nb.errors import CommitReentered, DurableError
 from pidurable_nb.messages import TextBlock, UserMessage
@@ -384,3 +384,29 @@ async def test_a_head_that_is_stored_while_a_context_is_read_is_its_head() -> No
                     assert [entry.text for entry in watch.value.entries] == ["c", "sum"]
             assert [m.text for m in (await child.context()).messages] == ["sum", "c"]
             assert storage.then is None
+
+
+class Counted(Document, kind="test.counted", scope="task"):
+    n: int = 0
+
+
+class Waits(Task[None, None], name="test.waits", version=1):
+    class Run(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None:
+            await asyncio.Event().wait()
+
+
+@bounded
+async def test_tasks_and_their_documents_stay_where_they_are() -> None:
+    async with harness() as opened:
+        root = await opened.root()
+        async with root.commit() as tx:
+            entry = await tx.append_entry("app.said")
+            task = await tx.create_task(Waits, None)
+            (await tx.doc(Counted, task)).n = 3
+        child = await root.fork(entry.id)
+        assert [record.id for record in await opened.tasks().list()] == [task]
+        assert await opened.tasks(conversation=child.id).list() == []
+        found = (await opened.storage.scan_documents(scope="task")).items
+        assert [(record.kind, record.scope_id) for record in found] == [("test.counted", task)]
+        assert child.id not in {record.scope_id for record in found}

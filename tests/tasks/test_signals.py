@@ -332,3 +332,24 @@ def test_inspection_tells_which_signal_a_task_waits_for_and_until_when() -> None
             assert states[hurried] == TaskWaiting(signal="approval", until=w.clock() + 60)
 
     run(main)
+
+
+def test_a_watch_of_the_graph_hears_of_code_that_comes_and_goes() -> None:
+    async def main() -> None:
+        Approval.gate = None
+        async with world(Approval) as w, w.harness.watch_task_graph() as watch:
+            id = await w.create(Approval, None)
+
+            async def until(blocked: str | None) -> None:
+                while id not in watch.value.tasks or watch.value.tasks[id].blocked != blocked:
+                    await asyncio.wait_for(anext(watch), 15)
+
+            await until(None)
+            before = w.harness.storage.last_seq
+            w.define()
+            await until("missing_task")
+            w.define(Approval)
+            await until(None)
+            assert w.harness.storage.last_seq == before  # nothing was committed for it
+
+    run(main)
