@@ -353,8 +353,9 @@ class Conversation:
         """Approve or deny a tool call that waits for a person; returns when that is stored. Starts scheduling.
 
         ``arguments`` replace the model's, which is part of approving; ``note`` goes to the model with a denial. The
-        calls that wait are in ``pi.live`` (``approvals``). Raises ``DurableError`` when no call of this id waits, and
-        ``ValueError`` for arguments with a denial (engine.md, section 12).
+        calls that wait are in ``pi.live`` (``approvals``), those of subagents that the run waits for too; a call of
+        any conversation owned below this one can be decided here. Raises ``DurableError`` when no call of this id
+        waits, and ``ValueError`` for arguments with a denial (engine.md, section 12).
         """
         from .toolrun import APPROVAL, Decision, ToolTask
 
@@ -364,12 +365,28 @@ class Conversation:
         harness._check_line()
         harness._implied_resume()
         decision = Decision(approve=approve, arguments=arguments, note=note)
-        for task in harness._committed.tasks.values():
-            mine = task.kind == ToolTask.name and task.conversation_id == self.id and isinstance(task.input, dict)
-            if mine and task.state.status == "waiting" and task.input["call_id"] == call_id:
+        waiting = [
+            task
+            for task in harness._committed.tasks.values()
+            if task.kind == ToolTask.name
+            and task.state.status == "waiting"
+            and isinstance(task.input, dict)
+            and task.input["call_id"] == call_id
+        ]
+        for task in sorted(waiting, key=lambda task: task.conversation_id != self.id):  # its own come first
+            if await self._has(task.conversation_id):
                 await harness.signal(task.id, APPROVAL, decision.to_data())
                 return
         raise DurableError(f"no call {call_id!r} waits for a decision in conversation {self.id}")
+
+    async def _has(self, conversation: ConversationId) -> bool:
+        """Whether a conversation is this one, or is owned below it."""
+        while conversation != self.id:
+            record = await self._harness._sealed_conversation(conversation)
+            if record is None or record.owner is None:
+                return False
+            conversation = record.owner.conversation
+        return True
 
     # -- what it runs with -------------------------------------------------------------------------------------------
 

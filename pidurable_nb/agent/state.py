@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ..messages import AssistantMessage, ContentBlock, Message, Usage
 from ..patch import Op
-from ..records import EntryEdit, EntryId, SubmissionId, SubmissionType, TaskId
+from ..records import ConversationId, EntryEdit, EntryId, SubmissionId, SubmissionType, TaskId
 from ..session import Document
 from ..session.documents import DELTAS_PER_BASE
 from ..values import JsonValue, Value
@@ -90,12 +90,16 @@ class LiveTool(Value):
 
 
 class LiveApproval(Value):
-    """A call that waits for a person; ``call`` is what ``Conversation.decide`` takes."""
+    """A call that waits for a person; ``call`` is what ``Conversation.decide`` takes.
+
+    ``conversation`` is set for a call of a subagent that the run waits for: where the call is.
+    """
 
     call: str
     name: str
     at: float
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    conversation: ConversationId | None = None
 
 
 class NestedTool(Value):

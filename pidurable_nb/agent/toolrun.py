@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from ..errors import DurableError, RegistryError
 from ..messages import ContentBlock, ImageBlock, TextBlock, ToolResultMessage, Usage
 from ..models.errors import redact
-from ..records import EntryId, Outcome, TaskId, TaskRecord, outcome_of_task
+from ..records import ConversationId, EntryId, Outcome, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
 from ..values import JsonValue, Value, check_json
@@ -143,6 +143,9 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
                     live = await tx.doc(LiveState, task.conversation_id)
                     asked = LiveApproval(call=call.call_id, name=call.name, arguments=arguments, at=task.now())
                     live.approvals = (*live.approvals, asked)
+                    for caller in await _callers(tx, task.conversation_id):
+                        shown = await tx.doc(LiveState, caller)
+                        shown.approvals = (*shown.approvals, asked.replaced(conversation=task.conversation_id))
                     tx.receive(APPROVAL, ToolTask.Approve(arguments=arguments))
                 return
             await _store_intent(task, tool, arguments)
@@ -267,15 +270,38 @@ async def _store_intent(task: TaskRun[ToolInput, ToolOutcome], tool: Tool, argum
     """Commit what is about to be done, before it is done."""
     async with task.commit() as tx:
         live = await tx.doc(LiveState, task.conversation_id)
-        _decided(live, task.input.call_id)
+        await _decided(tx, task.conversation_id, task.input.call_id)
         update_tool(live, task.id, status="running", replay=tool.replay, started_at=task.now())
         _update_nested(live, task.id, "running")
         tx.next(ToolTask.Execute(arguments=arguments, replay=tool.replay))
 
 
-def _decided(live: LiveState, call_id: str) -> None:
-    if live.approvals:
-        live.approvals = tuple(item for item in live.approvals if item.call != call_id)
+async def _decided(tx: Tx, conversation: ConversationId, call_id: str) -> None:
+    """A call no longer waits for a person, wherever that is shown."""
+    live = await tx.doc(LiveState, conversation)
+    if all(item.call != call_id or item.conversation is not None for item in live.approvals):
+        return
+    for shown, where in [
+        (conversation, None),
+        *((caller, conversation) for caller in await _callers(tx, conversation)),
+    ]:
+        live = await tx.doc(LiveState, shown)
+        live.approvals = tuple(item for item in live.approvals if (item.call, item.conversation) != (call_id, where))
+
+
+async def _callers(tx: Tx, conversation: ConversationId) -> list[ConversationId]:
+    """The conversations whose runs wait for this one: its owner's, and so on, up to a background task."""
+    found: list[ConversationId] = []
+    record = await tx.conversation(conversation)
+    while record is not None and record.owner is not None:
+        owner = await tx.task(record.owner.task)
+        while owner is not None and owner.owner is not None:
+            owner = await tx.task(owner.owner)
+        if owner is None or owner.background:
+            break
+        found.append(record.owner.conversation)
+        record = await tx.conversation(record.owner.conversation)
+    return found
 
 
 async def _execute(task: TaskRun[Any, Any], tool: Tool, arguments: dict[str, JsonValue], context: ToolContext) -> Any:
@@ -458,7 +484,7 @@ async def _stage_result(
         else None
     )
     live = await tx.doc(LiveState, record.conversation_id)
-    _decided(live, call.call_id)
+    await _decided(tx, record.conversation_id, call.call_id)
     common: dict[str, Any] = {
         "is_error": result.is_error,
         "code": code,

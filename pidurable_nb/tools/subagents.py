@@ -286,6 +286,8 @@ async def _list(ctx: ToolContext, name: str) -> str:
         anchor = await ctx.task(known.anchor)
         if anchor is None or anchor.terminal:
             state = "stopped"
+        elif view.live.approvals:
+            state = f"waits for a person to allow {', '.join(item.name for item in view.live.approvals)}"
         else:
             state = "idle" if view.live.run is None else f"working, turn {view.live.run.turns + 1}"
         answers = [

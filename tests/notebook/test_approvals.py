@@ -18,6 +18,7 @@ from pidurable_nb.notebook import commands
 from pidurable_nb.notebook.chat import Chat
 from pidurable_nb.notebook.render import to_text
 from pidurable_nb.notebook.turns import Turn
+from pidurable_nb.tools import subagent_tool
 
 
 @pytest.fixture
@@ -59,6 +60,35 @@ def test_a_waiting_cell_stops_and_says_what_is_asked_and_how_to_answer(chat: Cha
     assert "%durable approve call-1" in reason
     assert [item.call for item in chat.approvals()] == ["call-1"]
     chat.stop()
+
+
+def test_a_subagent_s_call_is_asked_about_in_the_cell_that_waits_for_it(tmp_path: Path) -> None:
+    @tool(approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    def answer(request: Any) -> Any:
+        last = request.messages[-1]
+        if last.role == "tool_result":
+            return f"so: {last.text}"
+        name, given = ("pay", {"amount": 5}) if last.text == "Pay." else ("helper", {"task": "Pay."})
+        return Reply(tool_calls=[ToolCall(id=f"call-{name}", name=name, arguments=given)])
+
+    notebook.install(pay, subagent_tool("helper", "Helps."))
+    model = ScriptedModel(answer, name="scripted:below")
+    chat = notebook.open(tmp_path / "below.sqlite", model=model, show=False)
+    try:
+        turn = asked(chat)
+        assert turn.view.reason is not None
+        assert "pay(amount=5)" in turn.view.reason
+        assert "%durable approve call-pay" in turn.view.reason
+        run("approve")
+        assert turn.result().text == "so: so: paid 5"
+    finally:
+        chat.close()
+        notebook.registry.uninstall("helper")
+        notebook.registry.uninstall("notebook")
 
 
 def test_approve_lets_it_run(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from testing.scenarios import ANSWER, FAST, ask
 
-from pidurable_nb import AgentChange, Conversation, Extension, Harness, Registry
+from pidurable_nb import AgentChange, Conversation, Extension, Harness, Registry, tool
+from pidurable_nb.errors import DurableError
 from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import Hang, ModelRequest, Reply, ScriptedModel
 from pidurable_nb.testing import Stage, eventually
@@ -46,6 +47,47 @@ async def foreground(stage: Stage) -> Any:
         settings=FAST,
     )
     return await ask(stage, harness, "Find out.")
+
+
+async def asked_below(stage: Stage) -> Any:
+    """A subagent whose call waits for a person, who decides where its caller waits."""
+
+    @tool(approval=True)
+    async def pay(amount: int) -> str:
+        stage.note(f"paid {amount}")
+        return f"paid {amount}"
+
+    def answer(request: ModelRequest) -> Any:
+        stage.note("request")
+        last = request.messages[-1]
+        if last.role == "tool_result":
+            return "done"
+        name, given = ("pay", {"amount": 5}) if last.text == "Pay." else ("helper", {"task": "Pay."})
+        return Reply(tool_calls=[ToolCall(id=f"call-{name}", name=name, arguments=given)])
+
+    harness = await Harness.open(
+        stage.storage,
+        models=ScriptedModel(answer, record=False),
+        registry=registry_of(Extension("bank", tools=[pay]), subagent_tool("helper", "Helps.")),
+        settings=FAST,
+    )
+    async with harness:
+        root = await harness.root()
+        submission = await root.submit("Have it paid.", request_id="go")
+
+        async def settled_or_asked() -> bool:
+            return (await submission.status()).settled or bool((await root.view()).live.approvals)
+
+        await eventually(settled_or_asked, timeout=20)
+        for asked in (await root.view()).live.approvals:
+            try:
+                await root.decide(asked.call, approve=True)
+            except DurableError:  # it was decided before the crash, and is shown until the call goes on
+                stage.note("decided before")
+        settled = await submission.wait()
+        await root.wait_for_idle()
+        views = [await Conversation(harness, record.id).view() for record in await harness.conversations().list()]
+        return [settled.status, [len(view.live.approvals) for view in views]]
 
 
 async def background(stage: Stage) -> Any:

@@ -41,6 +41,16 @@ def test_a_subagent_in_the_foreground() -> None:
     assert len(conversations(sweep.baseline)) == 3
 
 
+def test_a_subagent_whose_call_a_person_decides() -> None:
+    def check(ending: Ending, baseline: Ending, point: Point) -> None:
+        one_request_more_at_most(ending, baseline, point)
+        assert ending.count("paid 5") <= 1
+
+    sweep = crash_sweep(scenarios.asked_below, check=check, when=["after"], same_transcript=False)
+    assert sweep.baseline.outcome == ["done", [0, 0]]
+    assert sweep.baseline.count("paid 5") == 1
+
+
 def test_a_subagent_in_the_background() -> None:
     sweep = crash_sweep(scenarios.background, check=the_same_conversations, when=["after"], same_transcript=False)
     report = "Report of the subagent 'ann':\n\nfound "

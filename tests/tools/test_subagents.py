@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pidurable_nb import AgentChange, Edit, Extension, Harness, LiveState, tool
+from pidurable_nb.errors import DurableError
 from pidurable_nb.messages import UserMessage
 from pidurable_nb.models import Hang, Reply
 from pidurable_nb.tools import subagent_tool
@@ -168,6 +169,101 @@ async def test_a_call_that_runs_again_finds_its_subagent(tmp_path: Path) -> None
         assert [message.text for message, _ in await results(root)] == ["heard question"]
         [child] = await children(harness)
         assert len(await harness.submissions(conversation=child.id).list()) == 1
+
+
+# -- a person who is asked -------------------------------------------------------------------------------------------
+
+
+@tool(approval=True)
+def pay(amount: int) -> str:
+    return f"paid {amount}"
+
+
+def paying(steps: dict[str, Any], *extensions: Extension, path: Path | None = None) -> Chat:
+    """Subagents whose tool asks a person; on any result they say what they heard."""
+    wanted = calls(call("pay", {"amount": 5}, "call-pay"))
+    return chat_of(by_text(steps | {"question": wanted}), Extension("bank", tools=[pay]), *extensions, path=path)
+
+
+async def asked(conversation: Any) -> list[tuple[str, int | None]]:
+    return [(item.call, item.conversation) for item in (await conversation.view()).live.approvals]
+
+
+@bounded
+async def test_a_call_of_a_subagent_is_asked_about_where_its_caller_waits() -> None:
+    inner = calls(call("inner", {"task": "question"}, "call-inner"))
+    chat = paying({"go": ask("middle"), "middle": inner}, subagent_tool("helper", ""), subagent_tool("inner", ""))
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+        await eventually(lambda: asked(root), timeout=15)
+        middle, deep = [await harness.conversation(record.id) for record in await children(harness)]
+        assert middle is not None
+        assert deep is not None
+        assert await asked(deep) == [("call-pay", None)]
+        assert await asked(middle) == await asked(root) == [("call-pay", deep.id)]
+        await root.decide("call-pay", approve=True, arguments={"amount": 3})
+        settled = await submission.wait()
+        assert settled.status == "done"
+        assert [message.text for message, _ in await results(deep)] == ["paid 3"]
+        assert [await asked(conversation) for conversation in (root, middle, deep)] == [[], [], []]
+
+
+@bounded
+async def test_a_stop_takes_the_question_back_everywhere() -> None:
+    chat = paying({"go": ask("question")}, subagent_tool("helper", ""))
+    async with chat.open() as (harness, root):
+        await root.submit("go")
+        await eventually(lambda: asked(root), timeout=15)
+        child = await harness.conversation((await children(harness))[0].id)
+        await root.abort()
+        assert await asked(root) == await asked(child) == []
+
+
+@bounded
+async def test_the_question_is_there_in_the_next_life(tmp_path: Path) -> None:
+    path = tmp_path / "session.sqlite"
+    chat = paying({"go": ask("question")}, subagent_tool("helper", ""), path=path)
+    async with chat.open() as (_, root):
+        await root.submit("go", request_id="go")
+        await eventually(lambda: asked(root), timeout=15)
+    async with chat.open() as (harness, root):
+        [child] = await children(harness)
+        assert await asked(root) == [("call-pay", child.id)]
+        await root.decide("call-pay", approve=False, note="too much")
+        await (await root.submit("go", request_id="go")).wait()
+        assert "too much" in (await results(root))[0][0].text
+
+
+@bounded
+async def test_a_background_subagent_asks_without_holding_its_caller_up() -> None:
+    def answer(request: Any) -> Any:
+        last = request.messages[-1]
+        return f"so: {last.text}" if last.role == "tool_result" else by_text(steps)(request)
+
+    steps = {"go": act("start", "ann", "question"), "all": act("list"), "Report": "noted"}
+    steps |= {"question": calls(call("pay", {"amount": 5}, "call-pay"))}
+    chat = chat_of(answer, helper(), Extension("bank", tools=[pay]))
+    async with chat.open() as (harness, root):
+        await root.ask("go")
+        child = await harness.conversation((await children(harness))[0].id)
+        await eventually(lambda: asked(child), timeout=15)
+        assert await asked(root) == []
+        assert (await root.ask("all")).text.startswith("so: ann: waits for a person to allow pay")
+        await root.decide("call-pay", approve=True)
+        await eventually(lambda: _said(root, REPORT + "so: paid 5"), timeout=15)
+        await root.wait_for_idle()
+
+
+@bounded
+async def test_only_calls_below_a_conversation_are_decided_in_it() -> None:
+    chat = paying({"go": ask("question")}, subagent_tool("helper", ""))
+    async with chat.open() as (harness, root):
+        await root.submit("go")
+        await eventually(lambda: asked(root), timeout=15)
+        other = await harness.create_conversation()
+        with pytest.raises(DurableError, match="no call 'call-pay' waits"):
+            await other.decide("call-pay", approve=True)
+        await root.abort()
 
 
 # -- in the background -----------------------------------------------------------------------------------------------
