@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from notebook_books import CHANGED, STORED, Book, Life, Script
 
@@ -133,6 +135,63 @@ def test_front_ends_with_and_without_ids_share_what_is_stored(book: Book) -> Non
     book.runner = False
     assert STORED in book.run("d", "only here")
     assert book.asked == 4
+
+
+VS_CODE = "vscode-notebook-cell:/home/me/{}.ipynb#W{}sZmlsZQ%3D%3D"
+
+
+def test_a_cell_in_vs_code_finds_its_own_while_the_notebook_is_open(book: Book) -> None:
+    for number, text in enumerate(("one", "same", "same")):
+        book.run(VS_CODE.format("a", number), text)
+    by_cell = [book.submit(VS_CODE.format("a", number), "same").id for number in (1, 2)]
+    assert [book.submit(VS_CODE.format("a", number), "same").id for number in (2, 1)] == by_cell[::-1]
+    assert STORED not in book.run(VS_CODE.format("a", 3), "same")
+    assert book.asked == 4
+
+
+@pytest.mark.parametrize("name", ["a", "copy of a"])
+def test_addresses_that_vs_code_gives_anew_ask_nothing_twice(book: Book, name: str) -> None:
+    for number, text in enumerate(("one", "same", "same")):
+        book.run(VS_CODE.format("a", number), text)
+    before = book.submissions
+    book.restart()
+    for number, text in enumerate(("one", "same", "same"), start=1):  # a cell was inserted at the top
+        shown = book.run(VS_CODE.format(name, number), text)
+        assert STORED in shown
+        assert CHANGED not in shown
+    assert book.submissions == before
+    book.restart()
+    for cell, text in (("x", "one"), ("y", "same"), ("z", "same")):  # and now in JupyterLab
+        assert STORED in book.run(cell, text)
+    assert book.submissions == before
+
+
+def test_a_copied_notebook_whose_cells_keep_their_ids_asks_nothing_twice(book: Book) -> None:
+    for cell, text in (("a", "one"), ("b", "same"), ("c", "same")):
+        book.run(cell, text)
+    before = book.submissions
+    book.restart()  # the copy has a kernel of its own
+    for cell, text in (("a", "one"), ("b", "same"), ("c", "same")):
+        assert STORED in book.run(cell, text)
+    assert book.submissions == before
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0], ids=["back", "ahead"])
+def test_a_clock_that_jumps_changes_neither_order_nor_what_is_found(book: Book, jump: float) -> None:
+    book.run("a", "one")
+    clock = book.chat.harness.clock
+    book.chat.harness.clock = lambda: clock() + jump
+    shown = book.run("b", "two")
+    assert not re.search(r"-\d", shown), "a time below zero"
+    book.run("c", "three")
+    book.chat.harness.clock = clock
+    assert [entry.text for entry in book.chat.history().entries if entry.role == "user"] == ["one", "two", "three"]
+    book.restart()
+    for cell, text in (("a", "one"), ("b", "two"), ("c", "three")):
+        shown = book.run(cell, text)
+        assert STORED in shown
+        assert CHANGED not in shown
+    assert book.asked == 3
 
 
 # -- what has changed ------------------------------------------------------------------------------------------------

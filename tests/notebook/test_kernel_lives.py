@@ -255,6 +255,26 @@ def test_a_live_kernel_is_gone_in_time_while_an_answer_streams_between_cells(liv
     assert len(live.value(SUBMISSIONS)) == 1
 
 
+def test_a_culled_kernel_leaves_a_turn_that_a_terminal_goes_on_with(kernel: Kernel) -> None:
+    """A server culls an idle kernel as it shuts one down; what the kernel had under way goes on without a notebook."""
+    opened(kernel)
+    kernel.send("%%durable\nslow")
+    streaming(kernel)
+    kernel.shut_down()
+    (kernel.cwd / "mymodel.py").write_text(SETUP + "from pidurable_nb.models import default_models\n")
+    code = (
+        "import mymodel, sys\nmymodel.default_models.register(mymodel.model)\n"
+        "from pidurable_nb.cli import main\nsys.exit(main(['run', 'chat.sqlite']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=kernel.cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    kernel.start()
+    opened(kernel)
+    ran = kernel.run("%%durable\nslow")
+    assert "stored answer from " in ran.text
+    assert kernel.value("len(model.requests)") == 0
+
+
 def test_crash_kills_this_kernel(kernel: Kernel) -> None:
     opened(kernel)
     kernel.run("%%durable\nhello")
@@ -311,15 +331,23 @@ def test_a_script_that_forgets_to_close_exits_at_once_and_silently(tmp_path: Pat
 # -- while a cell computes -------------------------------------------------------------------------------------------
 
 
-def test_answers_go_on_while_a_cell_computes(live: Kernel) -> None:
+@pytest.mark.parametrize(
+    "work",
+    ["sum(i * i for i in range(1000))", "square = np.linalg.inv(square @ square.T + np.eye(400))"],
+    ids=["Python", "NumPy"],
+)
+def test_answers_go_on_while_a_cell_computes(live: Kernel, work: str) -> None:
+    if "np." in work:
+        pytest.importorskip("numpy")
+        live.run("import numpy as np; square = np.random.default_rng(1).random((400, 400))")
     opened(live)
     live.run("%%durable\nlong", cell="one")
     until(lambda: len(rows(live, "select at from commits")) > 10)
-    code = """
+    code = f"""
 import time
 began = time.time()
-while time.time() < began + 4:
-    sum(i * i for i in range(1000))
+while time.time() < began + 5:
+    {work}
 ended = time.time()
 """
     ran = live.run(code, cell="two")
@@ -416,6 +444,7 @@ def test_a_second_kernel_is_told_who_holds_the_file_and_since_when(kernel: Kerne
         assert len(ran.text.strip().splitlines()) == 1
         assert f"process {kernel.pid}" in ran.text
         assert " since 2" in ran.text
+        assert "observe" in ran.text
         kernel.run("%durable close")
         assert other.run("%durable open chat.sqlite").status == "ok"
     finally:
