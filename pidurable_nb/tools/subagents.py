@@ -16,10 +16,12 @@ kind of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from ..agent.agent import AgentChange, Edit
 from ..agent.context import ToolContext
@@ -39,6 +41,9 @@ REPORT = "subagent.report"
 
 STOP = "subagent.stop"
 """The signal that ends an anchor."""
+
+TOLD = 100
+"""How many characters of a call's arguments a person sees while a subagent works."""
 
 SHOWN = 200
 """How many characters of a subagent's last answer a list shows."""
@@ -102,10 +107,25 @@ def _foreground(name: str, description: str, change: Mapping[str, Any]) -> Tool:
             id = known.id if known is not None else await _create(tx, ctx.task_id, name, change)
         await ctx.details({"conversation": id})
         child: Conversation = await ctx.conversation(id)
-        submission = await child.submit(task, request_id=f"subagent.{ctx.task_id}")
-        return await _answer(child, await submission.wait())
+        telling = asyncio.create_task(_tell(ctx, child))
+        try:
+            submission = await child.submit(task, request_id=f"subagent.{ctx.task_id}")
+            return await _answer(child, await submission.wait())
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
 
     return delegate
+
+
+async def _tell(ctx: ToolContext, child: Conversation) -> None:
+    """Put out the calls of a subagent as they begin: what a person sees of it meanwhile."""
+    async with child.watch_events() as events:
+        async for batch in events:
+            for event in batch:
+                if event.type == "tool_start":
+                    given = to_json(event.arguments).decode()
+                    ctx.output(f"{event.name} {given if len(given) <= TOLD else given[: TOLD - 1] + '…'}\n")
 
 
 # -- in the background -----------------------------------------------------------------------------------------------

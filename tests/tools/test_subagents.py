@@ -15,7 +15,7 @@ from pidurable_nb.messages import UserMessage
 from pidurable_nb.models import Hang, Reply
 from pidurable_nb.tools import subagent_tool
 
-from .support import Chat, bounded, call, calls, eventually, results
+from .support import Chat, bounded, call, calls, eventually, live, results
 
 Model = Callable[[Any], Any]
 
@@ -153,6 +153,31 @@ async def test_an_abort_flows_down() -> None:
         [submission] = await harness.submissions(conversation=child.id).list()
         assert (submission.status, submission.reason) == ("unanswered", "aborted")
         assert [task.state.status for task in await harness.tasks(conversation=child.id).list()] == ["terminal"]
+
+
+@bounded
+async def test_what_it_does_meanwhile_is_shown_at_the_call() -> None:
+    gate = asyncio.Event()
+
+    @tool
+    async def dig(where: str) -> str:
+        await gate.wait()
+        return "dug"
+
+    digging = calls(call("dig", {"where": "x" * 200}, "call-dig"))
+    chat = chat_of(by_text({"go": ask("question"), "question": digging}), subagent_tool("helper", ""))
+    chat.install(dig)
+    async with chat.open() as (harness, root):
+        submission = await root.submit("go")
+
+        async def shown() -> bool:
+            [item] = (await live(harness, root)).tools or [None]
+            return item is not None and item.output.startswith('dig {"where":"xxx') and item.output.endswith("x…\n")
+
+        await eventually(shown, timeout=15)
+        gate.set()
+        await submission.wait()
+        assert [message.text for message, _ in await results(root)] == ["heard dug"]
 
 
 @bounded
