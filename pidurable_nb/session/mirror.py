@@ -73,8 +73,6 @@ class Mirror:
     def apply(self, staged: Staged) -> None:
         for conversation in staged.conversations.values():
             self.put_conversation(conversation)
-        for task in staged.tasks.values():
-            self._put_task(task)
         for submission in staged.submissions.values():
             if submission.settled:
                 self.submissions.pop(submission.id, None)
@@ -82,12 +80,17 @@ class Mirror:
                 self.submissions[submission.id] = submission
         for address, change in staged.documents.items():
             self.put_document(address, change.after)
+        for task in staged.tasks.values():  # last: one that ends takes along what was kept for it
+            self._put_task(task)
 
     def _put_task(self, task: TaskRecord) -> None:
         owner = self.owner_of(task)
         if task.terminal:
             self.tasks.pop(task.id, None)
             self.children.pop(task.id, None)
+            self.task_documents.pop(task.id, None)
+            for conversation in self.owned_conversations.pop(task.id, ()):
+                self.conversations.pop(conversation, None)  # whoever works in it later reads it again
             if owner is not None and owner in self.children:
                 siblings = self.children[owner]
                 siblings.discard(task.id)

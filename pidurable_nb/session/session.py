@@ -435,6 +435,8 @@ class Session:
 
     async def _sealed_conversation(self, id: int) -> ConversationRecord | None:
         found = self._sealed.conversations.get(id)
+        if found is None and isinstance(unsettled := self._sealed.in_flight.get(id), ConversationRecord):
+            return unsettled
         if found is None:
             found = await self._read(self.storage.conversation(id))
             if found is not None:
