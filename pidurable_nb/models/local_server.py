@@ -1,6 +1,7 @@
 """The child process that serves one GGUF file: ``python -m pidurable_nb.models.local_server`` (used by ``local``).
 
-It reads one JSON line from its input: ``model`` (a path), ``alias``, ``context`` (tokens), ``threads`` and ``key``.
+It reads one JSON line from its input: ``model`` (a path), ``alias``, ``context`` (tokens), ``threads``, ``idle``
+(seconds until it leaves memory, -1 for never), ``template`` (a chat template, or null) and ``key``.
 It writes JSON lines to its output: ``{"stage": "loading"}``, then ``{"stage": "listening", "url": …}`` or
 ``{"stage": "failed", "error": …}``. llama.cpp's own log goes to standard error.
 
@@ -52,6 +53,10 @@ def _serve(options: dict[str, Any]) -> Any:
     params.port = 0  # a free one
     params.api_keys = [options["key"]]  # other users of the machine reach loopback too, and so do web pages
     params.ui = False
+    params.use_jinja = True  # tool calls are made of the model's own template
+    params.sleep_idle_seconds = options["idle"]
+    if options["template"] is not None:
+        params.chat_template = options["template"]
     params.cache_ram_mib = 0
     params.verbosity = 1
     return xllamacpp.Server(params)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pidurable_nb.errors import ModelError, UnknownModel
-from pidurable_nb.messages import AssistantMessage, SystemMessage, UserMessage
+from pidurable_nb.messages import AssistantMessage, SystemMessage, ToolDeclaration, ToolResultMessage, UserMessage
 from pidurable_nb.models import (
     DefaultModels,
     Finish,
@@ -22,11 +22,13 @@ from pidurable_nb.models import (
     ModelEvent,
     ModelRequest,
     TextDelta,
+    ToolCallDelta,
     is_overflow,
     is_retryable,
     local,
     on_progress,
 )
+from pidurable_nb.models.gguf import read_head
 
 QUESTION = (
     SystemMessage(sections={"a": "You are a helpful assistant."}),
@@ -55,7 +57,7 @@ async def ask(model: LocalModel, request: ModelRequest) -> tuple[list[ModelEvent
 
 
 def process_of(model: LocalModel) -> subprocess.Popen[bytes]:
-    process = local._servers[model.path].process
+    process = local._servers[model._options].process
     assert process is not None
     return process
 
@@ -187,6 +189,7 @@ def test_a_server_that_dies_in_an_answer_is_a_retryable_error_and_is_replaced() 
         assert isinstance(finish, Finish)
         assert finish.message.stop_reason == "error"
         assert is_retryable(finish.message), finish.message.error
+        assert "llama.cpp was killed: the machine may have run out of memory" in (finish.message.error or "")
         assert until(lambda: process.poll() is not None)
         _, message = await ask(model, ModelRequest(QUESTION))
         assert "Paris" in message.text
@@ -226,12 +229,145 @@ def test_a_file_by_its_path_is_a_model() -> None:
     assert message.model == f"local:{path}"
 
 
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+TOOLS = r"""
+{%- if tools %}<|im_start|>system
+You may call functions. They are within <tools></tools>:
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+For each call, return a JSON object within <tool_call></tool_call> tags:
+<tool_call>
+{"name": <name>, "arguments": <arguments>}
+</tool_call><|im_end|>
+{%- for city in ["Paris", "Rome"] %}
+<|im_start|>user
+What is the weather in {{ city }}?<|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "weather", "arguments": {"city": "{{ city }}"}}
+</tool_call><|im_end|>
+{%- endfor %}
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% elif message.tool_calls %}<|im_start|>assistant
+{%- for call in message.tool_calls %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+"""
+"""A template that takes tools, as those of larger models do; this small model needs to see how it is done."""
+
+WEATHER = ToolDeclaration(
+    name="weather",
+    description="Current weather of a city.",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+
+
+@pytest.mark.local_model
+def test_a_model_whose_template_takes_tools_calls_them_and_reads_their_results() -> None:
+    model = LocalModel("local:tools", smollm2().path, chat_template=TOOLS, context_window=2048)
+    asked = UserMessage("What is the weather in Oslo?")
+    events, message = asyncio.run(ask(model, ModelRequest((asked,), tools=(WEATHER,), max_tokens=100)))
+    assert message.stop_reason == "tool_use", message
+    (call,) = message.tool_calls
+    assert (call.name, call.arguments) == ("weather", {"city": "Oslo"})
+    assert any(isinstance(event, ToolCallDelta) and event.name == "weather" for event in events)
+
+    result = ToolResultMessage(call_id=call.id, tool_name="weather", content="It is sunny in Oslo.")
+    _, message = asyncio.run(ask(model, ModelRequest((asked, message, result), tools=(WEATHER,), max_tokens=40)))
+    assert message.error is None
+    assert message.usage.input_tokens + message.usage.cache_read_tokens > 100  # tools, call and result were read
+
+
+@pytest.mark.local_model
+def test_tools_do_not_trouble_a_model_whose_template_takes_none() -> None:
+    _, message = asyncio.run(ask(smollm2(), ModelRequest(QUESTION, tools=(WEATHER,))))
+    assert (message.stop_reason, message.tool_calls) == ("stop", [])
+    assert "Paris" in message.text
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def resident(pid: int) -> int:
+    (kilobytes,) = [
+        line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")
+    ]
+    return int(kilobytes) * 1024
+
+
+@pytest.mark.local_model
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_model_that_nobody_asks_leaves_memory_and_comes_back() -> None:
+    model = LocalModel("local:idle", smollm2().path, idle_timeout=1.0)
+    _, first = asyncio.run(ask(model, ModelRequest(QUESTION)))
+    process = process_of(model)
+    loaded = resident(process.pid)
+    assert until(lambda: resident(process.pid) < loaded - 100e6, 60.0), f"{loaded} then {resident(process.pid)}"
+    assert process.poll() is None
+    _, again = asyncio.run(ask(model, ModelRequest(QUESTION)))
+    assert again.text == first.text
+    assert process_of(model).pid == process.pid
+
+
+@pytest.mark.local_model
+def test_the_head_of_a_file_says_how_much_memory_it_takes(tmp_path: Path) -> None:
+    path = smollm2().path
+    head = read_head(path)
+    assert head is not None
+    # 30 layers, 3 heads of their own of 64 numbers each, a key and a value of two bytes
+    assert (head.context, head.per_token) == (8192, 30 * 3 * 64 * 2 * 2)
+    assert head.memory(4096) == path.stat().st_size + 4096 * 30 * 3 * 64 * 2 * 2
+    damaged = tmp_path / "damaged.gguf"
+    for end in (4, 5, 30, 200):
+        damaged.write_bytes(path.read_bytes()[:end])
+        assert read_head(damaged) is not None
+        assert LocalModel("local:damaged", damaged).context_window == local.CONTEXT
+
+
+@pytest.mark.local_model
+def test_too_little_memory_is_said_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "free_memory", lambda: 90_000_000)
+    model = LocalModel("local:large", smollm2().path, context_window=2000)
+    _, message = asyncio.run(ask(model, ModelRequest(QUESTION)))
+    assert message.error is not None
+    assert "needs about 0.1 GB of memory (98 MB of weights, 46 MB for 2,000 tokens of context)" in message.error
+    assert "90 MB are free" in message.error
+    assert not is_retryable(message)
+    monkeypatch.setattr(local, "free_memory", lambda: None)
+    _, message = asyncio.run(ask(model, ModelRequest(QUESTION, max_tokens=5)))
+    assert message.error is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_free_memory_is_known() -> None:
+    free = local.free_memory()
+    assert free is not None
+    assert 1e6 < free < 1e14
+
+
 CHILD = """
 import asyncio, os, sys, time
 from pidurable_nb.models import default_models, local
 model = default_models.get("local:smollm2")
 asyncio.run(model.start())
-print(local._servers[model.path].process.pid, flush=True)
+print(local._servers[model._options].process.pid, flush=True)
 {then}
 """
 
