@@ -26,6 +26,8 @@ PRINTED = {
         "True",
         "['We were counting.', 'Go on.']",
         "['Count.', 'One.', 'Go on.']",
+        "2 * 2? | 3 * 3?",
+        "Four. | Nine.",
         "['<summary>\\nWe spoke of Hamburg.\\n</summary>', 'Thanks.', 'You are welcome.']",
         "It comes word by word.",
     ],

@@ -82,6 +82,7 @@ def conversation_calls(root: Conversation) -> dict[str, Callable[[], Any]]:
         "ask": lambda: root.ask("hi"),
         "commit": lambda: enter(root.commit()),
         "compact": lambda: root.compact(),
+        "compare": lambda: root.compare(root),
         "configure": lambda: root.configure(thinking="high"),
         "context": root.context,
         "decide": lambda: root.decide("x", approve=True),
@@ -90,6 +91,7 @@ def conversation_calls(root: Conversation) -> dict[str, Callable[[], Any]]:
         "fork": lambda: root.fork(1),  # type: ignore[arg-type]
         "reset": lambda: root.reset(),
         "retry": root.retry,
+        "revise": lambda: root.revise(1, "hi"),  # type: ignore[arg-type]
         "submit": lambda: root.submit("hi"),
         "view": root.view,
         "wait_for_idle": root.wait_for_idle,
