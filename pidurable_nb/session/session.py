@@ -580,6 +580,7 @@ class Session:
             load = self._context_loads[conversation] = _ContextLoad()
             try:
                 head, entries = await self._read_context(conversation, None)
+                await self._drained()  # storage may hold what is not adopted yet, and comes among the later ones
                 context = ConversationContext(head, entries)
                 last = max(context.last_id, head.id if head is not None else 0)
                 if all(context.extend(entry) for entry in load.later if entry.id > last):

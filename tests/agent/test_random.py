@@ -7,8 +7,10 @@ does not, and in the end everything is settled and answers again (engine.md, sec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,25 @@ import pytest
 
 from pidurable_nb import (
     CompactionPolicy,
+    Continue,
     Conversation,
     Extension,
+    GenerationHooks,
     Harness,
     LiveState,
+    Phase,
     ProgressPolicy,
     Registry,
+    RequestOptions,
     RetryPolicy,
     Settings,
     SqliteStorage,
+    Task,
+    TaskRun,
     ToolContext,
     ToolControl,
     ToolResult,
+    run_end_task,
     section,
     tool,
 )
@@ -37,6 +46,12 @@ from pidurable_nb.models import Hang, ModelRequest, Reply, ScriptedModel
 from pidurable_nb.testing import KillSwitch, validate
 
 LONG = "word " * 40
+
+
+class Tidy(Task[None, None], name="random.tidy", version=1):
+    class Run(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None:
+            await task.complete()
 
 
 class World:
@@ -80,11 +95,23 @@ class World:
         async def hidden() -> str:
             return "found"
 
+        @tool(approval=True, replay="safe")
+        async def asks() -> str:
+            return "paid"
+
+        async def tidied(run: Any, ctx: Any) -> Any:
+            return [run_end_task(Tidy, None)] if self.chance.random() < 0.2 else []
+
+        def more(answer: Any, ctx: Any) -> Any:
+            return Continue("and?") if self.chance.random() < 0.1 and not self.calm else None
+
+        hooks = [GenerationHooks(after_run=tidied, on_yield=more)]
         said = section("mood", lambda given: self.chance.choice(["good", "bad"]))
-        self.registry.install(Extension("world", tools=[unsafe, safe, plain, hidden], sections=[said]))
+        tools = [unsafe, safe, plain, hidden, asks]
+        self.registry.install(Extension("world", tools=tools, tasks=[Tidy], sections=[said], hooks=hooks))
 
     def model(self) -> ScriptedModel:
-        return ScriptedModel(self._answer, record=False, context_window=900)
+        return ScriptedModel(self._answer, record=False, context_window=900, deferred_poll_after=0.002)
 
     def _answer(self, request: ModelRequest) -> Any:
         if "<conversation>" in request.messages[-1].text:
@@ -97,9 +124,9 @@ class World:
         if act < 0.45:
             return Reply(self.chance.choice(["yes", LONG]), usage=usage)
         if act < 0.75:
-            names = [self.chance.choice(["unsafe", "safe", "plain", "hidden", "absent"]) for _ in range(3)]
+            names = [self.chance.choice(["unsafe", "safe", "plain", "hidden", "asks", "absent"]) for _ in range(3)]
             return Reply(tool_calls=[self._call(name) for name in names[: self.chance.randint(1, 3)]], usage=usage)
-        if act < 0.8:
+        if act < 0.8 and not request.options.deferred:  # a deferred one would never come
             return Hang(after="half")
         return Reply(error=self.chance.choice(["503", "400", "maximum context length exceeded"]))
 
@@ -114,6 +141,7 @@ class World:
             progress=ProgressPolicy(partial_interval=0.002, output_interval=0.002),
             after_failed_run=self.chance.choice(["keep", "continue", "withdraw"]),
             steering_mode=self.chance.choice(["one_at_a_time", "all"]),
+            request=RequestOptions(deferred=self.chance.random() < 0.1),
             restart_limit=float("inf"),
         )
 
@@ -125,7 +153,10 @@ class World:
         """One thing that a person may do."""
         chance = self.chance
         what = chance.choice(
-            ["submit"] * 6 + ["steer"] * 3 + ["write", "note", "edit", "reset", "compact", "retry", "abort", "branch"]
+            ["submit"] * 6
+            + ["steer"] * 3
+            + ["write", "note", "edit", "reset", "compact", "retry", "abort", "branch"]
+            + ["decide"] * 3
         )
         if what == "submit":
             await conversation.submit(chance.choice(["go", LONG]))
@@ -145,10 +176,18 @@ class World:
             await conversation.compact()
         elif what == "retry":
             await conversation.retry()
+        elif what == "decide":
+            await self.decide(conversation)
         elif what == "abort":
             await conversation.abort(background=chance.random() < 0.5)
         else:
             await self._branch(conversation)
+
+    async def decide(self, conversation: Conversation) -> None:
+        """Answer what waits for a person; some of it is decided already, and shown until its call goes on."""
+        for asked in (await conversation.view()).live.approvals:
+            with contextlib.suppress(DurableError):
+                await conversation.decide(asked.call, approve=self.chance.random() < 0.7)
 
     async def _branch(self, conversation: Conversation) -> None:
         entries = await conversation.entries().list(20)
@@ -205,7 +244,7 @@ def test_a_random_conversation_ends_whole(tmp_path: Path, seed: int) -> None:
 
     async def to_the_end() -> None:
         _, harness = await world.open()
-        async with harness:
+        async with harness, deciding(harness):
             harness.resume()
             for record in await harness.conversations().list():
                 conversation = await harness.conversation(record.id)
@@ -225,6 +264,24 @@ def test_a_random_conversation_ends_whole(tmp_path: Path, seed: int) -> None:
                 assert state == LiveState(**failures)
             await validate(harness)
             assert [s.id async for s in harness.submissions() if not s.settled] == []
+
+    @contextlib.asynccontextmanager
+    async def deciding(harness: Harness) -> AsyncIterator[None]:
+        """Somebody who answers every question of every conversation."""
+
+        async def answer() -> None:
+            async with harness.watch_commits() as commits:
+                while True:
+                    for record in await harness.conversations().list():
+                        conversation = await harness.conversation(record.id)
+                        assert conversation is not None
+                        await world.decide(conversation)
+                    await anext(commits)
+
+        answering = asyncio.create_task(answer())
+        yield
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
 
     async def main() -> None:
         async with asyncio.timeout(60):

@@ -14,7 +14,7 @@ from pidurable_nb.messages import TextBlock, UserMessage
 from pidurable_nb.models import ScriptedModel
 from pidurable_nb.session import compare_entries
 
-from .support import Todos, bounded, harness
+from .support import Todos, bounded, harness, turns
 
 
 class Current(Document, kind="test.current", scope="conversation", fork="current"):
@@ -410,3 +410,43 @@ async def test_tasks_and_their_documents_stay_where_they_are() -> None:
         found = (await opened.storage.scan_documents(scope="task")).items
         assert [(record.kind, record.scope_id) for record in found] == [("test.counted", task)]
         assert child.id not in {record.scope_id for record in found}
+
+
+class StoredLate:
+    """A storage whose commits, while it is told so, are stored at once and come back when they are let go."""
+
+    def __init__(self) -> None:
+        self._storage = MemoryStorage()
+        self.stored = asyncio.Event()
+        self.go = asyncio.Event()
+        self.late = False
+
+    async def commit(self, batch: Any, *, at: float | None = None) -> int:
+        seq: int = await self._storage.commit(batch, at=at)
+        if self.late:
+            self.stored.set()
+            await self.go.wait()
+        return seq
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_storage"], name)
+
+
+@bounded
+async def test_an_entry_that_is_read_before_its_commit_settled_is_read_once() -> None:
+    storage = StoredLate()
+    async with harness(storage) as opened:
+        root = await opened.root()
+        at = await step(root, "a")
+        child = await root.fork(at)
+        storage.late = True
+        writing = asyncio.create_task(step(child, "b"))
+        await storage.stored.wait()
+        reading = asyncio.create_task(child.context())
+        viewing = asyncio.create_task(child.view())
+        await turns(50)
+        storage.go.set()
+        await writing
+        assert [m.text for m in (await reading).messages] == ["a", "b"]
+        assert [entry.text for entry in (await viewing).entries] == ["a", "b"]
+        assert [m.text for m in (await child.context()).messages] == ["a", "b"]
