@@ -13,31 +13,9 @@ from pidurable_nb import Harness, Phase, ProgressPolicy, Settings, SqliteStorage
 from pidurable_nb.errors import DurableError
 from pidurable_nb.models import Reply, ScriptedModel
 from pidurable_nb.records import outcome_of_task
-from pidurable_nb.testing import check_stored
+from pidurable_nb.testing import Faults, check_stored
 
 from .support import Chat, bounded, calls
-
-
-class ClosingStorage:
-    """Closes the harness above it once it has stored a number of commits."""
-
-    def __init__(self, storage: Any, at: int | None) -> None:
-        self._storage = storage
-        self._at = at
-        self.commits = 0
-        self.harness: Harness | None = None
-        self.closing: asyncio.Task[None] | None = None
-
-    async def commit(self, batch: Any, *, at: float | None = None) -> int:
-        seq: int = await self._storage.commit(batch, at=at)
-        self.commits += 1
-        if self.commits == self._at and self.harness is not None:
-            outside = contextvars.Context()  # code of a task may not close what waits for it
-            self.closing = asyncio.get_running_loop().create_task(self.harness.close(), context=outside)
-        return seq
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_storage"], name)
 
 
 class Turn:
@@ -75,22 +53,28 @@ class Turn:
 
     async def run(self, at: int | None) -> tuple[int, str | None]:
         """Run until the close or the end: how many commits there were, and how the input ended."""
-        storage = ClosingStorage(await SqliteStorage.open(self.path), at)
         harness = await Harness.open(
-            storage, models=self.chat.models, registry=self.chat.registry, settings=self.chat.settings
+            str(self.path), models=self.chat.models, registry=self.chat.registry, settings=self.chat.settings
         )
-        storage.harness = harness
+        closing: list[asyncio.Task[None]] = []
+
+        def close() -> None:
+            outside = contextvars.Context()  # code of a task may not close what waits for it
+            closing.append(asyncio.get_running_loop().create_task(harness.close(), context=outside))
+
         status: str | None = None
-        try:
-            root = await harness.root()
-            status = (await (await root.submit("go", request_id="r")).wait()).status
-            await root.wait_for_idle()
-        except DurableError:
-            assert storage.closing is not None
-        if storage.closing is not None:
-            await storage.closing
-        await harness.close()
-        return storage.commits, status
+        with Faults() as faults:
+            if at is not None:
+                faults.call("commit.stored", close, at=at)
+            try:
+                root = await harness.root()
+                status = (await (await root.submit("go", request_id="r")).wait()).status
+                await root.wait_for_idle()
+            except DurableError:
+                assert closing
+            await asyncio.gather(*closing)
+            await harness.close()
+            return faults.reached["commit.stored"], status
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -24,6 +24,7 @@ from pidurable_nb.storage import (
     StartAttempt,
     jsonl,
 )
+from pidurable_nb.testing import Faults
 
 from .scripts import run_script
 
@@ -310,18 +311,14 @@ def test_an_interrupted_compaction_leaves_the_journal(tmp_path: Path, monkeypatc
     asyncio.run(write(folder, much))
     content = journal(folder).read_bytes()
     monkeypatch.setattr(jsonl, "COMPACT_ABOVE", 1)
-    with monkeypatch.context() as patch:
 
-        def full(source: Any, target: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        patch.setattr(os, "replace", full)
-
-        async def main() -> None:
+    async def main() -> None:
+        with Faults() as faults:
+            faults.fail("open.file", OSError(28, "No space left on device"))
             with pytest.raises(StorageError, match=r"No space left.*What was committed is safe"):
                 await JsonlStorage.open(folder)
 
-        asyncio.run(main())
+    asyncio.run(main())
     assert journal(folder).read_bytes() == content
     assert os.listdir(folder) == [jsonl.JOURNAL]
     (folder / (jsonl.JOURNAL + ".new")).write_text("left by a killed process")

@@ -14,7 +14,7 @@ from pidurable_nb import Session
 from pidurable_nb.errors import SessionFailed, StorageError
 from pidurable_nb.records import ROOT, DocumentId, Entry, EntryId
 from pidurable_nb.storage import JsonlStorage, PutEntry, RetireDocument, SqliteStorage, queued
-from pidurable_nb.testing import eventually
+from pidurable_nb.testing import Faults, eventually
 
 AnyStorage = SqliteStorage | JsonlStorage
 BACKENDS: list[Callable[[Path], Awaitable[AnyStorage]]] = [SqliteStorage.open, JsonlStorage.open]
@@ -186,18 +186,15 @@ def test_a_cancelled_caller_changes_nothing(tmp_path: Path, opening: Callable[[P
 
 
 @backends
+@pytest.mark.parametrize("point", ["store.begun", "store.written"])
 def test_an_error_of_the_backend_itself_leaves_no_trace(
-    tmp_path: Path, opening: Callable[[Path], Awaitable[AnyStorage]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opening: Callable[[Path], Awaitable[AnyStorage]], point: str
 ) -> None:
     async def main() -> None:
         storage = await opening(tmp_path / "s")
         await storage.commit([put(storage)])
-
-        def broken(*args: Any) -> None:
-            raise OSError(5, "Input/output error")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(storage, "_transaction", broken)
+        with Faults() as faults:
+            faults.fail(point, OSError(5, "Input/output error"))
             with pytest.raises(StorageError, match="Input/output error"):
                 await storage.commit([put(storage)])
         assert storage.last_seq == 1
