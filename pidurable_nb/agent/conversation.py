@@ -546,17 +546,21 @@ class Conversation:
     async def abort(self, *, background: bool = False) -> None:
         """Withdraw queued inputs, stop foreground work, and return when idle; writes stay (engine.md, section 9).
 
-        ``background`` also stops background tasks. Raises ``WouldDeadlock`` from inside the run itself.
+        ``background`` also stops the background tasks that are live now, and all that goes on in conversations that
+        tasks of this one own, or did. Raises ``WouldDeadlock`` from inside the run itself.
         """
         harness = self._harness
         harness._check_line()
-        harness._check_not_inside(self.id, "abort", background=background)
+        tasks = harness._reached(self.id) if background else harness._foreground(self.id)
+        harness._check_not_inside(tasks, "abort")
         harness._implied_resume()
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             await withdraw_inputs(tx, self.id, "aborted")
-        for task in harness._foreground(self.id, background=background):
+        tasks = harness._reached(self.id) if background else harness._foreground(self.id)
+        for task in tasks:
             await harness.abort_task(task)
-        await harness._wait_until(lambda: not harness._foreground(self.id, background=background))
+        await harness._ends_of(tasks)
+        await harness._idle(self.id)
 
     async def wait_for_idle(self) -> None:
         """Wait until no run and no other foreground task is live. Starts scheduling.
@@ -565,9 +569,9 @@ class Conversation:
         """
         harness = self._harness
         harness._check_line()
-        harness._check_not_inside(self.id, "wait_for_idle")
+        harness._check_not_inside(harness._foreground(self.id), "wait_for_idle")
         harness._implied_resume()
-        await harness._wait_until(lambda: not harness._foreground(self.id))
+        await harness._idle(self.id)
 
 
 def watch_conversation(harness: Harness, id: ConversationId) -> Watch[ConversationView]:

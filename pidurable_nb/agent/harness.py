@@ -137,7 +137,6 @@ class Harness(TaskSession):
         self._default_settings = Settings()
         self._on_created = conversation_created
         self._agents: dict[int, tuple[Any, Agent]] = {}
-        self._change_waiters: list[asyncio.Future[None]] = []
         self._submission_waiters: dict[int, list[asyncio.Future[None]]] = {}
         self._root_lock = asyncio.Lock()
         self._unsubscribe = self.registry.subscribe(self._registry_listener)
@@ -417,17 +416,33 @@ class Harness(TaskSession):
 
     # -- idleness ----------------------------------------------------------------------------------------------------
 
-    def _foreground(self, conversation: int | None = None, *, background: bool = False) -> list[TaskId]:
-        """The live tasks that a conversation owns, or any; those in the background only when asked for.
+    def _foreground(self, conversation: int | None = None) -> list[TaskId]:
+        """The live tasks that a conversation owns, or any, but those in the background.
 
         A conversation is idle without them: its run is always one of them.
         """
         return [
             task.id
             for task in self._committed.tasks.values()
-            if task.owner is None
-            and conversation in (None, task.conversation_id)
-            and (background or not task.background)
+            if task.owner is None and not task.background and conversation in (None, task.conversation_id)
+        ]
+
+    def _reached(self, conversation: int) -> list[TaskId]:
+        """The live tasks that a conversation owns, and those of the conversations that its tasks own, over any steps:
+        in the background or not, and also where the owner has ended."""
+        owned: dict[int, list[int]] = {}
+        for record in self._committed.conversations.values():
+            if record.owner is not None:
+                owned.setdefault(record.owner.conversation, []).append(record.id)
+        reached = {conversation}
+        stack = [conversation]
+        while stack:
+            for below in owned.get(stack.pop(), ()):
+                if below not in reached:
+                    reached.add(below)
+                    stack.append(below)
+        return [
+            task.id for task in self._committed.tasks.values() if task.owner is None and task.conversation_id in reached
         ]
 
     async def wait_for_idle(self) -> None:
@@ -436,32 +451,21 @@ class Harness(TaskSession):
         Raises ``WouldDeadlock`` from code that a foreground task waits for.
         """
         self._check_line()
-        self._check_not_inside(None, "wait_for_idle")
+        self._check_not_inside(self._foreground(), "wait_for_idle")
         self._implied_resume()
-        await self._wait_until(lambda: not self._foreground())
+        await self._idle()
 
-    async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._changed()
+    async def _idle(self, conversation: int | None = None) -> None:
+        """Wait until a conversation, or every one, is idle."""
+        while live := self._foreground(conversation):
+            await self._ends_of(live)
 
-    async def _changed(self) -> None:
-        """Wait for the next settled commit, or the end of the session."""
-        self._check_open()
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._change_waiters.append(waiter)
-        await waiter
-        self._check_open()
-
-    def _wake_waiters(self) -> None:
-        waiters, self._change_waiters = self._change_waiters, []
-        _release(waiters)
-
-    def _check_not_inside(self, conversation: int | None, what: str, *, background: bool = False) -> None:
-        """Refuse a wait for idleness by code that idleness waits for (engine.md, rule 1.8)."""
+    def _check_not_inside(self, tasks: Iterable[int], what: str) -> None:
+        """Refuse a wait for the end of tasks by code that they wait for (engine.md, rule 1.8)."""
         inside = self._inside()
         if inside is None:
             return
-        for task in self._foreground(conversation, background=background):
+        for task in tasks:
             if self._depends_on(task, inside):
                 raise WouldDeadlock(
                     f"{what}() would wait for task {task}, which waits for the task {inside} that this code is "
@@ -488,7 +492,6 @@ class Harness(TaskSession):
         for id, record in publication.submissions.items():
             if record.settled:
                 _release(self._submission_waiters.pop(id, ()))
-        self._wake_waiters()
 
     def _failing(self) -> None:
         super()._failing()
@@ -505,7 +508,6 @@ class Harness(TaskSession):
 
     def _wake_all(self) -> None:
         """Nothing more will come: whoever waits finds out why."""
-        self._wake_waiters()
         for waiting in (self._submission_waiters, self._task_waiters):
             for waiters in waiting.values():
                 _release(waiters)
@@ -594,7 +596,11 @@ class Harness(TaskSession):
         if node.blocked is not None:
             failed = node.blocked == "migration_failed"
             return TaskBlocked(node.blocked, "its migration raised; see the reports" if failed else None)
-        if node.invocation is not None or state.status == "running":
+        if node.invocation is not None and state.status != "completing":
+            return TaskRunning()
+        if node.record.abort_requested and node.children and state.status != "completing":
+            return TaskWaiting(on=tuple(TaskId(child) for child in sorted(node.children)))
+        if state.status == "running":
             return TaskRunning()
         if state.status == "waiting" and not node.record.abort_requested:
             return TaskWaiting(on=state.on, signal=state.signal, until=state.until)

@@ -941,10 +941,15 @@ class Session:
             if cursor is None:
                 break
         conversations.update(task.conversation_id for task in live)
-        for id in conversations:
+        unread = list(conversations)
+        while unread:
+            id = unread.pop()
             record = await storage.conversation(id)
             if record is not None:
                 mirror.put_conversation(record)
+                if record.owner is not None and record.owner.conversation not in conversations:  # whose work it is
+                    conversations.add(record.owner.conversation)
+                    unread.append(record.owner.conversation)
             cursor = None
             while True:
                 owned = await storage.scan_conversations(owner_conversation=id, limit=5000, cursor=cursor)

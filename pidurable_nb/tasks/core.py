@@ -46,6 +46,7 @@ class Node:
     invocation: Mode | None = None
     cancelled: bool = False
     unsettled: dict[int, None] = field(default_factory=dict)  # what a waiting task still waits for
+    failed_fast: bool = False  # its wait has aborted the rest
     alarm: float | None = None  # its newest entry among the sleepers
     rung: float | None = None  # the alarm that rang: sleepers go on in the order of their alarms
     blocked: BlockedReason | None = None
@@ -181,6 +182,8 @@ class SchedulerCore:
         if record.abort_requested or (outcome is not None and outcome.status != "completed"):
             replaced = before.abort_reason is not None and record.abort_reason is None
             self._cancel_below(node, mark_self=False, replace=replaced)
+        if outcome is not None and outcome.status != "completed":
+            self._target_failed(record.id)
         self._touch(record.id)
 
     def started(self, task: int, mode: Mode, at: float) -> None:
@@ -429,14 +432,13 @@ class SchedulerCore:
             above.children.pop(record.id, None)
             if not above.children:
                 self._touch(above.record.id)
-        failed = outcome is not None and outcome.status != "completed"
+        if outcome is not None and outcome.status != "completed":
+            self._target_failed(record.id)
         for waiter in self._waiters.pop(record.id, ()):
             waiting = self.nodes.get(waiter)
             if waiting is None:
                 continue
             waiting.unsettled.pop(record.id, None)
-            if failed and isinstance(waiting.record.state, Waiting) and waiting.record.state.policy == "fail_fast":
-                self._fail_fast(waiting)
             if not waiting.unsettled:
                 self._touch(waiter)
 
@@ -455,6 +457,7 @@ class SchedulerCore:
                 if not waiters:
                     del self._waiters[task]
         node.unsettled = {}
+        node.failed_fast = False
 
     def waits_settled(self, failed: Callable[[int], bool]) -> None:
         """After an opening, when ends before it are known: fail-fast waits with a failed target abort the rest."""
@@ -462,16 +465,34 @@ class SchedulerCore:
             state = node.record.state
             if not isinstance(state, Waiting) or state.policy != "fail_fast":
                 continue
-            if any(failed(task) for task in state.on if task not in self.nodes):
+            if any(failed(task) if task not in self.nodes else self._holds_failure(task) for task in state.on):
                 self._fail_fast(node)
 
     def target_failed(self, task: int) -> None:
-        """A fail-fast wait was committed when one of its targets had already ended without completing."""
+        """A fail-fast wait was committed when one of its targets already had an outcome other than completed."""
         node = self.nodes.get(task)
         if node is not None and isinstance(node.record.state, Waiting):
             self._fail_fast(node)
 
+    def _target_failed(self, target: int) -> None:
+        """A task reached an outcome other than completed, held or final: fail-fast waits for it abort the rest."""
+        for waiter in self._waiters.get(target, ()):
+            waiting = self.nodes.get(waiter)
+            if (
+                waiting is not None
+                and isinstance(waiting.record.state, Waiting)
+                and waiting.record.state.policy == "fail_fast"
+            ):
+                self._fail_fast(waiting)
+
+    def _holds_failure(self, task: int) -> bool:
+        outcome = outcome_of_task(self.nodes[task].record)
+        return outcome is not None and outcome.status != "completed"
+
     def _fail_fast(self, node: Node) -> None:
+        if node.failed_fast:
+            return
+        node.failed_fast = True
         for task in sorted(node.unsettled):
             rest = self.nodes.get(task)
             if rest is not None:

@@ -104,7 +104,8 @@ class TaskTx(Tx):
             target = await self.task(task)
             if target is None:
                 raise WaitCycle(f"task {record.id} would wait for task {task}, which does not exist")
-            failed = failed or (isinstance(target.state, Terminal) and target.state.outcome.status != "completed")
+            outcome = outcome_of_task(target)
+            failed = failed or (outcome is not None and outcome.status != "completed")
         known = self._run._session._failed_targets
         known.discard(record.id)  # of a commit that was rolled back
         if failed and state.policy == "fail_fast":
@@ -152,6 +153,19 @@ class TaskTx(Tx):
         if self._run.mode == "abort":
             raise OwnerEnded(f"the abort handler of task {self._run.id} cannot {what}: it can only clean up and end it")
 
+    def _refuse_new_work(self, record: TaskRecord) -> None:
+        """A task that ends in this commit is no owner for what the same commit creates."""
+        tasks = (task.id for task in self._staged.tasks.values() if task.owner == record.id)
+        known = self._session._sealed.tasks
+        conversations = self._staged.conversations.values()
+        if any(id not in known for id in tasks) or any(
+            conversation.owner is not None and conversation.owner.task == record.id for conversation in conversations
+        ):
+            raise OwnerEnded(
+                f"task {record.id} ({record.kind}) is completing in this commit, so it cannot own new work: "
+                "create the work in an earlier commit, or wait for it"
+            )
+
     def _checkpoint(self, phase: Phase) -> Checkpoint:
         if self._run.definition.phases.get(phase.phase_name()) is not type(phase):
             raise ValueError(f"{type(phase).__name__} is not a phase of {self._run.definition.name}")
@@ -180,6 +194,7 @@ class TaskTx(Tx):
             return
         cause, state = self._next
         if isinstance(state, Completed | Failed | Aborted):
+            self._refuse_new_work(record)
             await end_task(self, record, state)
             return
         after: TaskState = state
@@ -379,14 +394,13 @@ class TaskRun(Generic[I, R]):
         return await self._session.task(id)
 
     async def outcomes(self, ids: Sequence[int]) -> list[Outcome]:
-        """The outcomes of ended tasks, in order. Raises ``DurableError`` for one that has none."""
+        """The outcomes of ended tasks, in order. Raises ``DurableError`` for one that has none, or still holds it."""
         found: list[Outcome] = []
         for id in ids:
             record = await self.task(id)
-            outcome = None if record is None else outcome_of_task(record)
-            if outcome is None:
+            if record is None or not isinstance(record.state, Terminal):
                 raise DurableError(f"task {id} has no outcome yet: wait for it first")
-            found.append(outcome)
+            found.append(record.state.outcome)
         return found
 
     async def owned_tasks(self) -> list[TaskRecord]:

@@ -428,7 +428,9 @@ class TaskSession(Session):
                 if current is not None and current.cancelling():
                     raise
                 error = cancelled  # the code raised it itself; nobody asked for it
-            except Exception as raised:
+            except (KeyboardInterrupt, GeneratorExit):
+                raise  # they are about the process and the loop, not about this code
+            except BaseException as raised:
                 error = raised
             record = self._committed.tasks.get(run.id)
             if record is None or record.state.status != "running":
@@ -630,13 +632,25 @@ class TaskSession(Session):
                 raise DurableError(f"there is no task {id}")
             if record.terminal:
                 return record
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            waiters = self._task_waiters.setdefault(id, {})
-            waiters[waiter] = None
-            try:
-                await waiter
-            finally:
-                waiters.pop(waiter, None)
+            await self._end_of(id)
+
+    async def _end_of(self, id: int) -> None:
+        """Wait for the end of a live task, or of the session."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiters = self._task_waiters.setdefault(id, {})
+        waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            waiters.pop(waiter, None)
+
+    async def _ends_of(self, tasks: Iterable[int]) -> None:
+        """Wait until none of these tasks is live. Raises when the session ends first."""
+        for id in tasks:
+            self._check_open()
+            while id in self._committed.tasks:
+                await self._end_of(id)
+                self._check_open()
 
     def _inside(self) -> int | None:
         """The task whose invocation the calling code is part of, while that goes on."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pidurable_nb import Harness, InboxState, LiveState, RunLimits, Settings, SqliteStorage, tool
+from pidurable_nb import Harness, InboxState, LiveState, Phase, RunLimits, Settings, SqliteStorage, Task, TaskRun, tool
 from pidurable_nb.errors import ConversationBusy, DurableError, InvalidValue, RequestIdReused, Unanswered
 from pidurable_nb.messages import ImageBlock, TextBlock, Usage, UserMessage
 from pidurable_nb.models import Hang, Reply
@@ -653,6 +653,47 @@ async def test_aborting_a_conversation_withdraws_inputs_keeps_writes_and_ends_id
         await root.abort()  # nothing to abort
         await root.ask("go on")
         assert chat.asked() == ["user: first", "user: note", "user: go on"]
+
+
+class Boss(Task[None, None], name="test.boss"):
+    """Owns a conversation, for as long as it is not aborted."""
+
+    class Run(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None:
+            async with task.commit() as tx:
+                await tx.create_conversation(owner=task.id)
+            await asyncio.Event().wait()
+
+
+@bounded
+async def test_an_abort_that_reaches_a_conversation_withdraws_its_inputs_and_keeps_its_writes() -> None:
+    chat = Chat(Hang(after="half"), "next")
+    chat.install(tasks=[Boss])
+    async with chat.open() as (harness, root):
+        async with root.commit() as tx:
+            boss = await tx.create_task(Boss, None)
+        harness.resume()
+
+        async def owned() -> Any:
+            return await harness.conversations(owner_task=boss).list()
+
+        await eventually(owned)
+        child = await harness.conversation((await owned())[0].id)
+        assert child is not None
+        placed = await child.submit("placed")
+        await eventually(lambda: len(chat.model.requests) == 1)
+        queued = await child.submit("queued")
+        note = await child.write("app.note", messages=[UserMessage([TextBlock("note")])])
+        assert await statuses(placed, queued, note) == ["placed", "queued", "queued"]
+        await harness.abort_task(boss)
+        assert (await harness.wait_for_task(boss)).state.outcome.status == "aborted"  # type: ignore[union-attr]
+        for submission in (placed, queued):
+            record = await submission.status()
+            assert (record.status, record.reason) == ("unanswered", "aborted")
+        assert (await note.wait()).status == "done"  # its run has ended, so it was placed
+        assert await kinds(child) == ["pi.user", "pi.assistant", "app.note"]
+        await child.ask("on its own now")  # its owner has ended, and cancels nothing any more
+        assert chat.asked()[-2:] == ["user: note", "user: on its own now"]
 
 
 @bounded

@@ -100,6 +100,10 @@ class World:
     async def outcome(self, id: int) -> Any:
         return (await self.harness.wait_for_task(id)).state.outcome
 
+    async def settled_recovery(self) -> None:
+        """Wait until the pass that follows an opening has landed."""
+        await eventually(lambda: not self.harness._reconciling)
+
     async def settled(self) -> None:
         """Wait until the driver has nothing more to do for now."""
         await eventually(lambda: not self.harness.wake().active)

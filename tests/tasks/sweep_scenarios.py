@@ -160,7 +160,7 @@ def _phase(record: TaskRecord) -> Any:
 
 
 class Nest(Task[list[Any], int], name="s.nest"):
-    """Three levels: each creates the one below and has its own outcome at once, which is held until that has ended.
+    """Three levels: each creates the one below and has its own outcome next, which is held until that has ended.
 
     The one at the bottom works in a conversation that it owns.
     """
@@ -175,10 +175,11 @@ class Nest(Task[list[Any], int], name="s.nest"):
                 else:
                     conversation = await tx.create_conversation(owner=task.id)
                     await tx.create_task(Below, bottom, conversation=conversation.id)
-                if ending == "fail":
-                    tx.next(Nest.Fail())
-                else:
-                    tx.complete(level)
+                tx.next(Nest.Fail() if ending == "fail" else Nest.End())
+
+    class End(Phase):
+        async def run(self, task: TaskRun[list[Any], int]) -> None:
+            await task.complete(task.input[0])
 
     class Fail(Phase):
         async def run(self, task: TaskRun[list[Any], int]) -> None:

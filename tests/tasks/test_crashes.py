@@ -94,7 +94,11 @@ class Nest(Task[int, list[int]], name="c.nest"):
                 else:
                     conversation = await tx.create_conversation(owner=task.id)
                     await tx.create_task(Payment, "below", conversation=conversation.id)
-                tx.complete([task.input])
+                tx.next(Nest.End())
+
+    class End(Phase):
+        async def run(self, task: TaskRun[int, list[int]]) -> None:
+            await task.complete([task.input])
 
 
 class Moving(Task[None, str], name="c.moving", version=2):

@@ -58,6 +58,7 @@ def owner(log: Log, leaf: Any) -> type[Task[Any, Any]]:
                     note.text = "kept"
                     for input in task.input["leaves"]:
                         await tx.create_task(leaf, input, owner=task.id)
+                async with task.commit() as tx:
                     await tx.append_entry("test.created")
                     if task.input["then"] == "complete":
                         tx.complete("mine")

@@ -376,6 +376,8 @@ class Faulty(Task[str, int], name="t.faulty"):
                 await task.next(Loop.Run())
             elif task.input == "cancel":
                 raise asyncio.CancelledError
+            elif task.input == "exit":
+                raise SystemExit("enough")
             elif task.input == "after":
                 await task.complete(1)
                 raise RuntimeError("too late")
@@ -394,6 +396,7 @@ class Faulty(Task[str, int], name="t.faulty"):
         ("result", "valid integer"),
         ("foreign", "not a phase of t.faulty"),
         ("cancel", "CancelledError"),
+        ("exit", "SystemExit: enough"),
     ],
 )
 def test_code_that_breaks_faults_its_task_and_is_reported(input: str, message: str) -> None:
