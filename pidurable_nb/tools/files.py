@@ -1,8 +1,8 @@
 """The tools ``read``, ``write`` and ``edit`` over an environment (engine.md, section 12).
 
 All three are safe to repeat. ``read`` changes nothing. ``write`` and ``edit`` store, before they change a file, what it
-was and what it is to be: a call that is run again after a crash finds out which of the two the file is, and leaves one
-that somebody else changed meanwhile alone.
+was and what it is to be: a call that is run again after a crash finds out which of the two the file is. One that
+somebody else changed meanwhile is left alone, but for an edit of which the file itself shows whether it was made.
 """
 
 from __future__ import annotations
@@ -207,7 +207,15 @@ def edit(*, name: str = "edit", approval: bool | Callable[[dict[str, Any]], bool
             spoken.append("\n".join(diff))
             return edited.encode()
 
-        done = _replace(ctx, path, change)
+        def moved(now: bytes) -> bytes | None:
+            text, gone, came = _pieces(path, now, old, new)
+            if gone in came:  # it looks the same before and after
+                return None
+            if gone in text:
+                return change(now)
+            return now if came and came in text else None
+
+        done = _replace(ctx, path, change, moved)
         if done.again:
             return ToolResult(f"edited {path}", diagnostics=[Diagnostic("It was done before the call was cut off.")])
         [diff] = spoken
@@ -216,14 +224,20 @@ def edit(*, name: str = "edit", approval: bool | Callable[[dict[str, Any]], bool
     return edit
 
 
-def _edited(path: str, before: bytes, old: str, new: str) -> tuple[str, str]:
-    """The text of a file before and after. Raises ``ValueError`` with what a model needs to do better."""
+def _pieces(path: str, data: bytes, old: str, new: str) -> tuple[str, str, str]:
+    """The text of a file, and both pieces with its line ends."""
     try:
-        text = before.decode()
+        text = data.decode()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
     if "\r\n" in text and "\r" not in old:
         old, new = old.replace("\n", "\r\n"), new.replace("\r\n", "\n").replace("\n", "\r\n")
+    return text, old, new
+
+
+def _edited(path: str, before: bytes, old: str, new: str) -> tuple[str, str]:
+    """The text of a file before and after. Raises ``ValueError`` with what a model needs to do better."""
+    text, old, new = _pieces(path, before, old, new)
     if old == new:
         raise ValueError("old and new are the same text")
     places = []
@@ -254,8 +268,17 @@ _locks: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _locks_guard = threading.Lock()
 
 
-def _replace(ctx: ToolContext, path: str, change: Callable[[bytes | None], bytes]) -> _Change:
-    """Replace a file by what ``change`` makes of it, once, however often the call runs. One at a time for each file."""
+def _replace(
+    ctx: ToolContext,
+    path: str,
+    change: Callable[[bytes | None], bytes],
+    moved: Callable[[bytes], bytes | None] = lambda now: None,
+) -> _Change:
+    """Replace a file by what ``change`` makes of it, once, however often the call runs. One at a time for each file.
+
+    ``moved`` is asked when the call was cut off and the file is neither what it was nor what it was to be: another call
+    of the same round may have come first. It gives what the file is to be now, or ``None`` when nobody can know.
+    """
     env = _environment(ctx)
     key = env.key(path)
     with _locks_guard:
@@ -267,15 +290,22 @@ def _replace(ctx: ToolContext, path: str, change: Callable[[bytes | None], bytes
             before = None
         found = _digest(before)
         plan = ctx.memo("file")
-        again = plan is not None and found == plan[1]
-        if not again:
-            if plan is not None and found != plan[0]:
+        if plan is not None and found == plan[1]:
+            after = before
+        elif plan is None or found == plan[0]:
+            after = change(before)
+        else:
+            after = None if before is None else moved(before)
+            if after is None:
                 raise ValueError(
                     f"the call was cut off before, and {path} was changed by somebody else since: it was left as it is"
                 )
-            after = change(before)
-            if plan is None:
-                plan = ctx.memo("file", [found, _digest(after)])
+        if plan is None:
+            plan = ctx.memo("file", [found, _digest(after)])
+            again = False
+        else:
+            again = after == before
+        if after is not None and not again:
             env.write(path, after)
         return _Change(created=plan[0] is None, again=again)
 

@@ -143,9 +143,8 @@ class _Connections:
         try:
             async with asyncio.timeout(self._timeout):
                 return await asyncio.shield(connection.client)
-        except BaseException:
-            if not connection.client.done() or connection.client.cancelled() or connection.client.exception():
-                await self._end(connection)
+        except Exception:  # a caller that is cancelled leaves it to the others
+            await self._end(connection)
             raise
 
     async def call(self, name: str, arguments: dict[str, Any], timeout: float, progress: Any) -> Any:

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
-from agent.support import Chat, bounded, call, calls, eventually, live
+from agent.support import Chat, call, calls, live
 
 from pidurable_nb import Tool
 from pidurable_nb.messages import ToolResultMessage
+from pidurable_nb.testing import eventually as waited
 
 __all__ = ["Chat", "alive", "bounded", "call", "calls", "eventually", "live", "pid_in", "results", "use", "used"]
+
+
+P = ParamSpec("P")
+
+PATIENCE = 60.0
+"""Seconds that a condition may take to come true: programs start slowly on a machine that has other work."""
+
+
+def bounded(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run an async test on a fresh loop, with a bound on its time that leaves room for programs to start."""
+
+    @functools.wraps(test)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(3 * PATIENCE):
+                await test(*args, **kwargs)
+
+        asyncio.run(main())
+
+    return call
+
+
+async def eventually(predicate: Any) -> Any:
+    """Wait until a predicate, plain or async, is true."""
+    return await waited(predicate, timeout=PATIENCE)
 
 
 async def results(conversation: Any) -> list[tuple[ToolResultMessage, dict[str, Any]]]:
@@ -49,5 +78,5 @@ def alive(pid: int) -> bool:
 
 async def pid_in(path: Path) -> int:
     """The process id that a command writes to a file."""
-    await eventually(lambda: path.exists() and path.read_text().strip(), timeout=20)
+    await eventually(lambda: path.exists() and path.read_text().strip())
     return int(path.read_text())  # noqa: ASYNC240  (a line)

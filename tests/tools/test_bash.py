@@ -90,7 +90,7 @@ async def test_output_is_committed_while_the_command_runs(tmp_path: Path) -> Non
         async def shown() -> bool:
             return [item.output for item in (await live(harness, root)).tools] == ["begun\n"]
 
-        await eventually(shown, timeout=15)
+        await eventually(shown)
         (tmp_path / "go").touch()
         await submission.wait()
         assert (await results(root))[0][0].text == "begun\nended\n"
@@ -110,7 +110,7 @@ async def _begun(tmp_path: Path, harness: Harness, root: Any) -> list[int]:
     async def shown() -> bool:
         return [item.output for item in (await live(harness, root)).tools] == ["begun\n"]
 
-    await eventually(shown, timeout=15)
+    await eventually(shown)
     assert all(map(alive, pids))
     return pids
 
@@ -122,7 +122,7 @@ async def test_an_abort_kills_the_group_and_keeps_the_output(tmp_path: Path) -> 
         submission = await root.submit("go")
         pids = await _begun(tmp_path, harness, root)
         await root.abort()
-        await eventually(lambda: not any(map(alive, pids)), timeout=15)
+        await eventually(lambda: not any(map(alive, pids)))
         [(message, data)] = await results(root)
         assert message.text == "The call was aborted.\nOutput so far:\nbegun\n"
         assert data["code"] == "aborted"
@@ -136,7 +136,7 @@ async def test_a_close_kills_the_group_and_the_next_life_does_not_run_it_again(t
     async with chat.open(session) as (harness, root):
         await root.submit("go", request_id="go")
         pids = await _begun(tmp_path, harness, root)
-    await eventually(lambda: not any(map(alive, pids)), timeout=15)
+    await eventually(lambda: not any(map(alive, pids)))
     (tmp_path / "inner").unlink()
     again = _long_command(tmp_path)
     async with again.open(session) as (_, root):

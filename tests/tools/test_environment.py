@@ -167,7 +167,7 @@ async def test_a_command_that_takes_too_long_is_stopped_with_all_that_it_started
     assert end.timed_out
     assert said.split() == ["before", "cleaned"], "SIGTERM comes first, and what is said then is heard"
     inner = await pid_in(tmp_path / "inner")
-    await eventually(lambda: not alive(inner), timeout=20)
+    await eventually(lambda: not alive(inner))
 
 
 @bounded
@@ -186,7 +186,7 @@ async def test_cancelling_stops_the_group(tmp_path: Path) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await eventually(lambda: not alive(inner), timeout=20)
+    await eventually(lambda: not alive(inner))
 
 
 @bounded
@@ -194,7 +194,7 @@ async def test_what_is_left_in_the_background_ends_with_the_command(tmp_path: Pa
     _, end = await run(LocalEnvironment(tmp_path), "sleep 600 & echo $! > inner")
     assert end == CommandEnd(0)
     inner = await pid_in(tmp_path / "inner")
-    await eventually(lambda: not alive(inner), timeout=20)
+    await eventually(lambda: not alive(inner))
 
 
 @bounded
@@ -238,4 +238,4 @@ async def test_a_command_dies_with_the_process_that_asked_for_it(tmp_path: Path)
     assert process.returncode == -9, stderr.decode()
     for name in ("inner", "outer"):
         pid = await pid_in(tmp_path / name)
-        await eventually(lambda pid=pid: not alive(pid), timeout=20)  # type: ignore[misc]
+        await eventually(lambda pid=pid: not alive(pid))  # type: ignore[misc]

@@ -59,7 +59,7 @@ async def test_calls_share_a_server_which_ends_with_its_connection() -> None:
     assert first == second
     assert alive(first)
     await server.close()
-    await eventually(lambda: not alive(first), timeout=15)
+    await eventually(lambda: not alive(first))
     [(message, _)] = await called(server, ("pid_of", {}))
     assert int(message.text) != first
     await server.close()
@@ -74,7 +74,7 @@ def test_a_server_ends_with_the_loop() -> None:
         pids.extend(int(message.text) for message, _ in await called(server, ("pid_of", {})))
 
     without_a_close()
-    asyncio.run(eventually(lambda: not alive(pids[0]), timeout=15))
+    asyncio.run(eventually(lambda: not alive(pids[0])))
 
 
 @bounded
@@ -101,7 +101,7 @@ async def test_an_abort_ends_the_call_and_leaves_the_server() -> None:
                 details = [item.details for item in (await live(harness, root)).tools]
                 return details == [{"progress": 1.0, "total": 2.0, "message": "half way"}]
 
-            await eventually(half_way, timeout=15)
+            await eventually(half_way)
             await root.abort()
             assert (await results(root))[0][1]["code"] == "aborted"
             await root.ask("again")
@@ -136,7 +136,7 @@ def http_server(tmp_path: Path) -> Iterator[str]:
     port = tmp_path / "port"
     with subprocess.Popen([*COMMAND, str(port)]) as process:
         try:
-            asyncio.run(eventually(lambda: port.exists() and port.read_text(), timeout=30))
+            asyncio.run(eventually(lambda: port.exists() and port.read_text()))
             yield f"http://127.0.0.1:{port.read_text()}/mcp"
         finally:
             process.kill()

@@ -146,7 +146,7 @@ async def test_an_abort_flows_down() -> None:
     chat = chat_of(by_text({"go": ask("question"), "question": Hang(after="half")}), subagent_tool("helper", "Helps."))
     async with chat.open() as (harness, root):
         await root.submit("go")
-        await eventually(lambda: len(chat.model.requests) == 2, timeout=15)
+        await eventually(lambda: len(chat.model.requests) == 2)
         await root.abort()
         [child] = await children(harness)
         assert await harness.snapshot(LiveState, child.id) is not None
@@ -174,7 +174,7 @@ async def test_what_it_does_meanwhile_is_shown_at_the_call() -> None:
             [item] = (await live(harness, root)).tools or [None]
             return item is not None and item.output.startswith('dig {"where":"xxx') and item.output.endswith("x…\n")
 
-        await eventually(shown, timeout=15)
+        await eventually(shown)
         gate.set()
         await submission.wait()
         assert [message.text for message, _ in await results(root)] == ["heard dug"]
@@ -187,7 +187,7 @@ async def test_a_call_that_runs_again_finds_its_subagent(tmp_path: Path) -> None
     first = chat_of(by_text(steps), subagent_tool("helper", "Helps."), path=path)
     async with first.open() as (_, root):
         await root.submit("go", request_id="go")
-        await eventually(lambda: len(first.model.requests) == 2, timeout=15)
+        await eventually(lambda: len(first.model.requests) == 2)
     second = chat_of(by_text({"go": ask("question")}), subagent_tool("helper", "Helps."), path=path)
     async with second.open() as (harness, root):
         await (await root.submit("go", request_id="go")).wait()
@@ -220,7 +220,7 @@ async def test_a_call_of_a_subagent_is_asked_about_where_its_caller_waits() -> N
     chat = paying({"go": ask("middle"), "middle": inner}, subagent_tool("helper", ""), subagent_tool("inner", ""))
     async with chat.open() as (harness, root):
         submission = await root.submit("go")
-        await eventually(lambda: asked(root), timeout=15)
+        await eventually(lambda: asked(root))
         middle, deep = [await harness.conversation(record.id) for record in await children(harness)]
         assert middle is not None
         assert deep is not None
@@ -238,7 +238,7 @@ async def test_a_stop_takes_the_question_back_everywhere() -> None:
     chat = paying({"go": ask("question")}, subagent_tool("helper", ""))
     async with chat.open() as (harness, root):
         await root.submit("go")
-        await eventually(lambda: asked(root), timeout=15)
+        await eventually(lambda: asked(root))
         child = await harness.conversation((await children(harness))[0].id)
         await root.abort()
         assert await asked(root) == await asked(child) == []
@@ -250,7 +250,7 @@ async def test_the_question_is_there_in_the_next_life(tmp_path: Path) -> None:
     chat = paying({"go": ask("question")}, subagent_tool("helper", ""), path=path)
     async with chat.open() as (_, root):
         await root.submit("go", request_id="go")
-        await eventually(lambda: asked(root), timeout=15)
+        await eventually(lambda: asked(root))
     async with chat.open() as (harness, root):
         [child] = await children(harness)
         assert await asked(root) == [("call-pay", child.id)]
@@ -271,11 +271,11 @@ async def test_a_background_subagent_asks_without_holding_its_caller_up() -> Non
     async with chat.open() as (harness, root):
         await root.ask("go")
         child = await harness.conversation((await children(harness))[0].id)
-        await eventually(lambda: asked(child), timeout=15)
+        await eventually(lambda: asked(child))
         assert await asked(root) == []
         assert (await root.ask("all")).text.startswith("so: ann: waits for a person to allow pay")
         await root.decide("call-pay", approve=True)
-        await eventually(lambda: _said(root, REPORT + "so: paid 5"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "so: paid 5"))
         await root.wait_for_idle()
 
 
@@ -284,7 +284,7 @@ async def test_only_calls_below_a_conversation_are_decided_in_it() -> None:
     chat = paying({"go": ask("question")}, subagent_tool("helper", ""))
     async with chat.open() as (harness, root):
         await root.submit("go")
-        await eventually(lambda: asked(root), timeout=15)
+        await eventually(lambda: asked(root))
         other = await harness.create_conversation()
         with pytest.raises(DurableError, match="no call 'call-pay' waits"):
             await other.decide("call-pay", approve=True)
@@ -307,7 +307,7 @@ async def test_a_report_comes_back_as_a_follow_up() -> None:
     async with chat.open() as (harness, root):
         assert (await root.ask("go")).text == "It is under way."
         await harness.wait_for_idle()
-        await eventually(lambda: _said(root, f"heard {REPORT}heard question"), timeout=15)
+        await eventually(lambda: _said(root, f"heard {REPORT}heard question"))
         [report] = [entry async for entry in root.entries() if entry.kind == "subagent.report"]
         [child] = await children(harness)
         assert report.data == {"agent": "ann", "conversation": child.id}
@@ -329,17 +329,17 @@ async def test_it_works_on_while_its_caller_stops_and_runs_no_code_to_wait() -> 
     chat = chat_of(by_text({"go": act("start", "ann", "question"), "question": slowly, "started": Hang()}), helper())
     async with chat.open() as (harness, root):
         await root.submit("go")
-        await eventually(lambda: len(chat.model.requests) == 3, timeout=15)
+        await eventually(lambda: len(chat.model.requests) == 3)
         await root.abort()
 
         async def waiting() -> bool:
             tasks = await harness.tasks(conversation=root.id, status="waiting").list()
             return [task.kind for task in tasks] == ["helper.subagent", "helper.message"]
 
-        await eventually(waiting, timeout=15)
+        await eventually(waiting)
         assert (await root.view()).live.run is None, "it keeps its caller busy"
         gate.set()
-        await eventually(lambda: _said(root, REPORT + "found it"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "found it"))
         await root.wait_for_idle()
 
 
@@ -350,9 +350,9 @@ async def test_it_is_messaged_again_in_the_same_conversation() -> None:
     )
     async with chat.open() as (harness, root):
         await root.ask("go")
-        await eventually(lambda: _said(root, REPORT + "heard one"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "heard one"))
         await root.ask("more")
-        await eventually(lambda: _said(root, REPORT + "heard two"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "heard two"))
         [child] = await children(harness)
         conversation = await harness.conversation(child.id)
         assert [text for text in await texts(conversation) if "user" in text] == ["pi.user: one", "pi.user: two"]
@@ -392,7 +392,7 @@ async def test_a_steer_joins_its_run_and_one_answer_is_reported_once() -> None:
             live = await harness.snapshot(LiveState, child.id)
             return live is not None and any(item.status == "running" for item in live.tools)
 
-        await eventually(digging, timeout=15)
+        await eventually(digging)
         await root.ask("turn")
 
         async def steered() -> bool:
@@ -400,14 +400,14 @@ async def test_a_steer_joins_its_run_and_one_answer_is_reported_once() -> None:
             assert conversation is not None
             return [item.mode for item in (await conversation.view()).inbox.items] == ["steer"]
 
-        await eventually(steered, timeout=15)
+        await eventually(steered)
         gate.set()
-        await eventually(lambda: _said(root, REPORT + "did question and left"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "did question and left"))
 
         async def all_reported() -> bool:
             return not await harness.tasks(kind="helper.message", status=["pending", "running", "waiting"]).list()
 
-        await eventually(all_reported, timeout=15)
+        await eventually(all_reported)
         assert [entry.kind async for entry in root.entries()].count("subagent.report") == 1
         await root.wait_for_idle()
 
@@ -431,7 +431,7 @@ async def test_stop_ends_it_for_good_and_its_name_is_free() -> None:
     chat = chat_of(answer, helper())
     async with chat.open() as (harness, root):
         await root.ask("go")
-        await eventually(lambda: any("question" in r.messages[-1].text for r in chat.model.requests), timeout=15)
+        await eventually(lambda: any("question" in r.messages[-1].text for r in chat.model.requests))
         assert (await root.ask("all")).text == "so: ann: working, turn 1; last answer: nothing yet"
         assert (await root.ask("go")).text.startswith("so: ValueError: there is a subagent 'ann' already")
         assert (await root.ask("halt")).text == "so: stopped 'ann'"
@@ -444,7 +444,7 @@ async def test_stop_ends_it_for_good_and_its_name_is_free() -> None:
         assert (await root.ask("talk")).text == "so: ValueError: the subagent 'ann' was stopped: start another"
         assert (await root.ask("all")).text == "so: ann: stopped; last answer: nothing yet"
         assert (await root.ask("again")).text.startswith("so: started 'ann'")
-        await eventually(lambda: _said(root, REPORT + "was easy"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "was easy"))
         await root.wait_for_idle()
         assert (await root.ask("all")).text == "so: ann: idle; last answer: was easy"
 
@@ -471,7 +471,7 @@ async def test_stopping_everything_reaches_it() -> None:
     chat = chat_of(by_text({"go": act("start", "ann", "question"), "question": Hang()}), helper())
     async with chat.open() as (harness, root):
         await root.ask("go")
-        await eventually(lambda: any("question" in r.messages[-1].text for r in chat.model.requests), timeout=15)
+        await eventually(lambda: any("question" in r.messages[-1].text for r in chat.model.requests))
         await root.abort(background=True)
         assert await harness.tasks(status=["pending", "running", "waiting", "completing"]).list() == []
 
@@ -486,7 +486,7 @@ async def test_a_failure_is_reported_too() -> None:
     chat = chat_of(answer, helper())
     async with chat.open() as (_, root):
         await root.ask("go")
-        await eventually(lambda: _said(root, "The subagent gave no answer"), timeout=15)
+        await eventually(lambda: _said(root, "The subagent gave no answer"))
         await root.wait_for_idle()
 
 
@@ -508,11 +508,11 @@ async def test_the_next_life_goes_on_with_it(tmp_path: Path) -> None:
     first = chat_of(model(Hang(after="half")), helper(), path=path)
     async with first.open() as (_, root):
         await root.ask("go")
-        await eventually(lambda: any("question" in r.messages[-1].text for r in first.model.requests), timeout=15)
+        await eventually(lambda: any("question" in r.messages[-1].text for r in first.model.requests))
     second = chat_of(model("found it"), helper(), path=path)
     async with second.open() as (harness, root):
         harness.resume()
-        await eventually(lambda: _said(root, REPORT + "found it"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "found it"))
         await root.wait_for_idle()
         [child] = await children(harness)
         assert len(await harness.submissions(conversation=child.id).list()) == 1
@@ -530,7 +530,7 @@ async def test_two_kinds_of_subagents_do_not_mix() -> None:
     async with chat.open() as (harness, root):
         await root.ask("go")
         await root.ask("too")
-        await eventually(lambda: _said(root, REPORT + "heard two"), timeout=15)
-        await eventually(lambda: _said(root, REPORT + "heard one"), timeout=15)
+        await eventually(lambda: _said(root, REPORT + "heard two"))
+        await eventually(lambda: _said(root, REPORT + "heard one"))
         assert len(await children(harness)) == 2
         await root.wait_for_idle()
