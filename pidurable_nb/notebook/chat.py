@@ -344,9 +344,13 @@ class Chat:
             if chat._session is self._session and chat._label == label:
                 return chat
         line = self._bridge.run(self._branches.line, label, conversation)
-        chat = Chat(self._session, label or session_name(self.path), label=label, line=line)
+        chat = self._beside(label or session_name(self.path), label, line)
         opened(chat, chat.name, current=False)
         return chat
+
+    def _beside(self, name: str, label: str, line: Sequence[int]) -> Chat:
+        """Another line of branches of the same session."""
+        return Chat(self._session, name, label=label, line=line)
 
     def rewind(self, entry: int, *, request_id: str | Request | None = None) -> None:
         """Go on from an earlier entry: on a new branch, on which this chat is from now on, in later lives too.

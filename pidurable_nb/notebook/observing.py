@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from ..agent.observe import Observer, Owner, observe as observe_file
@@ -39,9 +40,14 @@ class ObservedChat(Chat):
 
     observed = True
 
-    def __init__(self, session: OpenSession, name: str, *, line: list[int], observer: Observer) -> None:
-        super().__init__(session, name, label="", line=line)
+    def __init__(
+        self, session: OpenSession, name: str, *, line: Sequence[int], observer: Observer, label: str = ""
+    ) -> None:
+        super().__init__(session, name, label=label, line=line)
         self.observer = observer
+
+    def _beside(self, name: str, label: str, line: Sequence[int]) -> Chat:
+        return ObservedChat(self._session, name, line=line, observer=self.observer, label=label)
 
     def __repr__(self) -> str:
         return f"<ObservedChat {self.name} on {self.path}{' (closed)' if self.closed else ''}>"

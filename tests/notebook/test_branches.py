@@ -354,6 +354,23 @@ def test_two_branches_are_compared(book: Book) -> None:
         book.chat.compare("nosuch")
 
 
+def test_branches_of_an_observed_session_are_looked_at_and_not_made(book: Book) -> None:
+    book.run("a", "one")
+    entry = answers(book)[0]
+    book.chat.fork(name="draft").ask("two")
+    notebook.close()
+    book.shell.run("%durable open book.sqlite --observe")
+    assert "draft" in book.shell.run("%durable conversations")
+    assert "You said two" in book.shell.run("%durable conversations draft")
+    for line in ("fork", "fork --as other", f"rewind {entry}", "compact"):
+        assert "observe" in book.shell.fails(f"%durable {line}")
+    book.shell.run("%durable use draft")
+    assert "You said two" in book.shell.run("%durable history")
+    assert "nobody" in book.shell.run("%durable status")
+    book.shell.run("%durable export draft.md")
+    assert "You said two" in Path("draft.md").read_text()
+
+
 # -- compacting ------------------------------------------------------------------------------------------------------
 
 
