@@ -450,7 +450,9 @@ def _status(shell: Any, options: argparse.Namespace) -> None:
 
 @command("use", "switch to another open session", "%durable use chat", ("name", {"help": "its name"}))
 def _use(shell: Any, options: argparse.Namespace) -> None:
-    print(f"using {sessions.use(options.name).path}")
+    chat = sessions.use(options.name)
+    branch = f"{chat.name}, conversation {chat.conversation.id} of " if chat.is_fork else ""
+    print(f"using {branch}{chat.path}")
 
 
 @command("resume", "start what waits, also without tools that are missing", "%durable resume")
