@@ -554,11 +554,14 @@ class Conversation:
         tasks = harness._reached(self.id) if background else harness._foreground(self.id)
         harness._check_not_inside(tasks, "abort")
         harness._implied_resume()
+        for task in tasks:
+            await harness._flush(task)
         async with harness._commit(lambda: Tx(harness, self.id), _place()) as tx:
             await withdraw_inputs(tx, self.id, "aborted")
-        tasks = harness._reached(self.id) if background else harness._foreground(self.id)
-        for task in tasks:
-            await harness.abort_task(task)
+            # Whatever lives when the line comes to this: a run may just have been handed to its next generation.
+            tasks = harness._reached(self.id, sealed=True) if background else harness._foreground(self.id, sealed=True)
+            for task in tasks:
+                await harness._stage_mark(tx, task, None)
         await harness._ends_of(tasks)
         await harness._idle(self.id)
 

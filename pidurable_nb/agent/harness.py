@@ -416,22 +416,24 @@ class Harness(TaskSession):
 
     # -- idleness ----------------------------------------------------------------------------------------------------
 
-    def _foreground(self, conversation: int | None = None) -> list[TaskId]:
+    def _foreground(self, conversation: int | None = None, *, sealed: bool = False) -> list[TaskId]:
         """The live tasks that a conversation owns, or any, but those in the background.
 
-        A conversation is idle without them: its run is always one of them.
+        A conversation is idle without them: its run is always one of them. ``sealed`` asks as of the line, for bodies
+        of commits.
         """
         return [
             task.id
-            for task in self._committed.tasks.values()
+            for task in (self._sealed if sealed else self._committed).tasks.values()
             if task.owner is None and not task.background and conversation in (None, task.conversation_id)
         ]
 
-    def _reached(self, conversation: int) -> list[TaskId]:
+    def _reached(self, conversation: int, *, sealed: bool = False) -> list[TaskId]:
         """The live tasks that a conversation owns, and those of the conversations that its tasks own, over any steps:
         in the background or not, and also where the owner has ended."""
+        mirror = self._sealed if sealed else self._committed
         owned: dict[int, list[int]] = {}
-        for record in self._committed.conversations.values():
+        for record in mirror.conversations.values():
             if record.owner is not None:
                 owned.setdefault(record.owner.conversation, []).append(record.id)
         reached = {conversation}
@@ -441,9 +443,7 @@ class Harness(TaskSession):
                 if below not in reached:
                     reached.add(below)
                     stack.append(below)
-        return [
-            task.id for task in self._committed.tasks.values() if task.owner is None and task.conversation_id in reached
-        ]
+        return [task.id for task in mirror.tasks.values() if task.owner is None and task.conversation_id in reached]
 
     async def wait_for_idle(self) -> None:
         """Wait until no conversation is busy. Starts scheduling.

@@ -719,11 +719,15 @@ class TaskSession(Session):
         """
         self._check_line()
         self._implied_resume()
+        await self._flush(id)
+        async with self._commit(lambda: Tx(self, None)) as tx:
+            return await self._stage_mark(tx, id, None)
+
+    async def _flush(self, id: TaskId) -> None:
+        """Have a running task commit what has arrived, before it is stopped."""
         invocation = self._invocations.get(id)
         if invocation is not None:
             await invocation.run.flush()
-        async with self._commit(lambda: Tx(self, None)) as tx:
-            return await self._stage_mark(tx, id, None)
 
     def _depends_on(self, task: int, other: int) -> bool:
         """Whether ``task`` cannot end before ``other``: it is it, waits for it, or owns it, over any steps."""

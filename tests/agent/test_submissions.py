@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pidurable_nb import Harness, InboxState, LiveState, Phase, RunLimits, Settings, SqliteStorage, Task, TaskRun, tool
+from pidurable_nb import (
+    Continue,
+    GenerationHooks,
+    Harness,
+    InboxState,
+    LiveState,
+    Phase,
+    RunLimits,
+    Settings,
+    SqliteStorage,
+    Task,
+    TaskRun,
+    tool,
+)
 from pidurable_nb.errors import ConversationBusy, DurableError, InvalidValue, RequestIdReused, Unanswered
 from pidurable_nb.messages import ImageBlock, TextBlock, Usage, UserMessage
 from pidurable_nb.models import Hang, Reply
 from pidurable_nb.testing import KillSwitch
 
-from .support import Chat, bounded, calls, eventually, kinds, live
+from .support import Chat, bounded, calls, eventually, kinds, live, turns
 
 
 class Gate:
@@ -694,6 +708,35 @@ async def test_an_abort_that_reaches_a_conversation_withdraws_its_inputs_and_kee
         assert await kinds(child) == ["pi.user", "pi.assistant", "app.note"]
         await child.ask("on its own now")  # its owner has ended, and cancels nothing any more
         assert chat.asked()[-2:] == ["user: note", "user: on its own now"]
+
+
+@pytest.mark.parametrize("first", ["the run goes on", "the abort"])
+@bounded
+async def test_an_abort_stops_a_run_that_is_just_handed_to_its_next_turn(first: str) -> None:
+    """Section 9: what lives when the abort is stored is stopped, whatever the run was about to do."""
+    gate = Gate("one")
+    chat = Chat(gate, Hang())
+    chat.install(hooks=[GenerationHooks(on_yield=lambda answer, ctx: Continue("more"))])
+    async with chat.open() as (harness, root):
+        submission = await root.submit("hi")
+        await gate.reached.wait()
+        aborting: Any = None
+        async with root.commit():  # both wait for the line, in this order
+            for what in (first, "the other"):
+                if what == "the abort" or (what == "the other" and first != "the abort"):
+                    aborting = outside(root.abort())
+                else:
+                    gate.open.set()
+                await turns(30)
+        await aborting
+        record = await submission.status()
+        assert (record.status, record.reason) == ("unanswered", "aborted")
+        assert await harness.tasks(status=("pending", "running", "waiting", "sleeping")).list() == []
+
+
+def outside(coroutine: Any) -> asyncio.Task[Any]:
+    """A task that is no part of the commit that is open here."""
+    return contextvars.Context().run(asyncio.get_running_loop().create_task, coroutine)
 
 
 @bounded
