@@ -56,10 +56,11 @@ def _streamed() -> int:
 def _load_ext() -> float:
     code = (
         "import time\nfrom IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\nstart = time.perf_counter()\n"
-        "shell.run_line_magic('load_ext', 'pidurable_nb')\nprint(time.perf_counter() - start)"
+        "shell = InteractiveShell.instance()\nstart = time.process_time()\n"
+        "shell.run_line_magic('load_ext', 'pidurable_nb')\nprint(time.process_time() - start)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as in engine._seconds
     durations = []
     for _ in range(5):
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
