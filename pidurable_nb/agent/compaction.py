@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ..errors import UnknownModel
 from ..messages import AssistantMessage, Message, SystemMessage, TextBlock, UserMessage
 from ..models.errors import is_retryable, retry_after
-from ..models.protocol import CountingModel, Model, ModelRequest
+from ..models.protocol import Model, ModelRequest
 from ..records import (
     ConversationId,
     EntryId,
@@ -176,9 +176,8 @@ def counter(model: Model | None, report: Callable[[Exception], None]) -> Counter
 
     A counter that raises, or returns no number, is reported once, and the estimate takes its place.
     """
-    count: Counter = message_tokens
-    if isinstance(model, CountingModel):
-        count = model.count_tokens
+    # Asked at each request: isinstance() of a protocol takes longer than all the rest that compaction does there.
+    count: Counter = getattr(model, "count_tokens", message_tokens)
 
     def counted(message: Message) -> int:
         nonlocal count
