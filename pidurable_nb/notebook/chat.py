@@ -21,16 +21,19 @@ from ..agent.state import InboxItem, LiveApproval, UsageState
 from ..errors import NotebookError
 from ..messages import TextBlock, UserMessage, text_of
 from ..records import Entry, SubmissionRecord, SubmissionStatus, TaskId, TaskRecord
-from . import frontend
+from . import frontend, live
 from .asking import Asked, Asking, Content, Request
 from .branching import Branches
 from .displays import Changing, display, request_name
 from .export import collect, document, format_of, write_document
+from .graphview import GraphView
 from .installed import check_model, install, model_name
+from .live import LiveView
 from .opened import check_name, close, is_current, opened, session_name, sessions
 from .opensession import OpenSession
 from .present import approval_calls, tasks_view, transcript_view
 from .render import mimebundle
+from .timelineview import LIMIT, TimelineView
 from .turns import Answer, Turn
 from .view import (
     ComparisonView,
@@ -461,6 +464,16 @@ class Chat:
         graph = await self.harness.task_graph()
         ended = await self.harness.tasks(status="terminal").list(500) if all else []
         return tasks_view(graph, ended, all=all)
+
+    def graph(self) -> LiveView[GraphView]:
+        """The tasks as a tree, live where somebody watches: owners, waits, and why something does not go on."""
+        self._check_open()
+        return live.graph(self)
+
+    def timeline(self, limit: int = LIMIT) -> LiveView[TimelineView]:
+        """What ran when, over all lives of the session, for its newest ``limit`` tasks; live where somebody watches."""
+        self._check_open()
+        return live.timeline(self, limit)
 
     def history(self, count: int | None = None) -> TranscriptView:
         """The transcript, or its last ``count`` entries."""

@@ -650,4 +650,4 @@ def json_object(text: str, option: str) -> dict[str, Any]:
 
 
 # Each registers its commands; they use what stands above.
-from . import commands_branches, commands_inbox, commands_records  # noqa: E402, F401
+from . import commands_branches, commands_inbox, commands_live, commands_records  # noqa: E402, F401

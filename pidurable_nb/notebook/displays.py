@@ -7,7 +7,7 @@ from typing import Any
 
 from . import frontend
 from .render import mimebundle
-from .view import AnswerView, View
+from .view import View
 
 __all__ = ["Changing", "display", "replace_live", "request_name"]
 
@@ -34,7 +34,7 @@ def display(data: dict[str, Any], *, metadata: dict[str, Any] | None = None, han
     return displays.display(data, metadata=metadata or {}, raw=True, display_id=True if handle else None)  # type: ignore[no-untyped-call]
 
 
-def replace_live(widget: Any, handle: Any, view: AnswerView) -> None:
+def replace_live(widget: Any, handle: Any, view: View) -> None:
     """Put the static form in place of a live display that has ended; a page that misses this asks the widget for it."""
     static = mimebundle(view)
     widget.flush()

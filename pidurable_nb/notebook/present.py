@@ -371,7 +371,7 @@ def _recovery_row(task: TaskRecord, live: LiveState, cut_off: bool, prompts: Map
         )
     if state.status == "waiting":
         return RecoveryRow(
-            what="task", title=title, was=_waits(state.on, state.signal, state.until, "waiting"), will="waits on"
+            what="task", title=title, was=wait_words(state.on, state.signal, state.until, "waiting"), will="waits on"
         )
     if state.status == "completing":
         return RecoveryRow(what="task", title=title, was="ending", will="ends when its owned work has")
@@ -435,9 +435,9 @@ def tasks_view(graph: TaskGraph, ended: Sequence[TaskRecord] = (), *, all: bool 
         about = ""
         status: str = task.status
         if task.blocked is not None:
-            status, about = "blocked", _BLOCKED[task.blocked]
+            status, about = "blocked", BLOCKED[task.blocked]
         elif task.status == "waiting":
-            about = _waits(task.on, task.signal, task.until, "waits")
+            about = wait_words(task.on, task.signal, task.until, "waits")
         elif task.status == "sleeping" and task.until is not None:
             about = f"until {clock_time(task.until, date=True)}"
         if task.abort_requested:
@@ -474,7 +474,7 @@ def tasks_view(graph: TaskGraph, ended: Sequence[TaskRecord] = (), *, all: bool 
     return TasksView(rows=tuple(rows[:limit]), all=all, hidden=max(0, len(rows) - limit))
 
 
-def _waits(on: Sequence[int], signal: str | None, until: float | None, verb: str) -> str:
+def wait_words(on: Sequence[int | str], signal: str | None, until: float | None, verb: str) -> str:
     """What a wait is for, in words that begin with ``verb``."""
     what: list[str] = []
     if on:
@@ -485,7 +485,7 @@ def _waits(on: Sequence[int], signal: str | None, until: float | None, verb: str
     return words if until is None else f"{words} until {clock_time(until, date=True)}"
 
 
-_BLOCKED = {
+BLOCKED = {
     "missing_task": "its code is not installed here",
     "task_too_old": "a newer version of its code stored it",
     "migration_failed": "its migration failed",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 from . import markdown
+from .graphview import GraphView
 from .markdown import LINE
 from .markup import (
     CARD,
@@ -37,6 +38,8 @@ from .markup import (
     table,
     ticks,
 )
+from .render_tasks import graph_html, graph_text, timeline_html, timeline_text
+from .timelineview import TimelineView
 from .view import (
     AnswerItem,
     AnswerView,
@@ -289,6 +292,10 @@ def _(view: ComparisonView) -> Html:
     return el("div", quiet(view.title), both, style=CARD)
 
 
+_html.register(GraphView, graph_html)
+_html.register(TimelineView, timeline_html)
+
+
 # -- Markdown ------------------------------------------------------------------------------------------------------
 
 
@@ -467,6 +474,10 @@ def _(view: ComparisonView) -> str:
         if not entries:
             lines.append("  nothing more")
     return "\n".join(lines)
+
+
+_text.register(GraphView, graph_text)
+_text.register(TimelineView, timeline_text)
 
 
 # -- all of them ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from pydantic import Field
 from ..values import JsonValue, Value
 
 __all__ = [
+    "TASK_BADGES",
     "AnswerItem",
     "AnswerStatus",
     "AnswerView",
@@ -45,6 +46,7 @@ __all__ = [
     "clock_time",
     "compact_arguments",
     "duration_words",
+    "plural",
 ]
 
 Tone: TypeAlias = Literal["muted", "active", "good", "warn", "bad"]
@@ -139,7 +141,8 @@ def clip_line(text: str, limit: int = 60) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """``1 task``, ``2 tasks``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -182,7 +185,7 @@ class ThinkingItem(_Part):
     @property
     def title(self) -> str:
         """``thinking · 214 words``."""
-        words = _plural(len(self.text.split()), "word")
+        words = plural(len(self.text.split()), "word")
         return f"{'thinking…' if self.state == 'streaming' else 'thinking'} · {words}"
 
 
@@ -552,7 +555,7 @@ class RecoveryView(View):
         """What was found, counted."""
         if not self.rows:
             return "Nothing was in flight." if self.previous != "new" else ""
-        return f"{_plural(len(self.rows), 'thing')} {'was' if len(self.rows) == 1 else 'were'} in flight:"
+        return f"{plural(len(self.rows), 'thing')} {'was' if len(self.rows) == 1 else 'were'} in flight:"
 
 
 def _capital(text: str) -> str:
@@ -604,7 +607,7 @@ class StatusView(View):
         }[self.state]
 
 
-_TASK_BADGES: dict[str, Badge] = {
+TASK_BADGES: dict[str, Badge] = {
     "ready": Badge("○", "ready", "muted"),
     "pending": Badge("○", "pending", "muted"),
     "running": Badge("◐", "running", "active"),
@@ -618,6 +621,7 @@ _TASK_BADGES: dict[str, Badge] = {
     "aborted": Badge("■", "aborted", "muted"),
     "orphaned": Badge("!", "orphaned", "warn"),
 }
+"""How the states of a task look; ``ready`` and ``blocked`` are states of live ones, the last five are outcomes."""
 
 
 class TaskRow(Value):
@@ -636,7 +640,7 @@ class TaskRow(Value):
 
     @property
     def badge(self) -> Badge:
-        return _TASK_BADGES.get(self.status, Badge("·", self.status, "muted"))
+        return TASK_BADGES.get(self.status, Badge("·", self.status, "muted"))
 
     @property
     def time(self) -> str:
@@ -659,7 +663,7 @@ class TasksView(View):
     def title(self) -> str:
         if not self.rows:
             return "no tasks yet" if self.all else "no live tasks · --all lists those that ended"
-        return _plural(len(self.rows) + self.hidden, "task" if self.all else "live task")
+        return plural(len(self.rows) + self.hidden, "task" if self.all else "live task")
 
 
 class TranscriptEntry(Value):
@@ -700,7 +704,7 @@ class TranscriptView(View):
 
     @property
     def title(self) -> str:
-        count = _plural(len(self.entries), "entry").replace("entrys", "entries")
+        count = plural(len(self.entries), "entry").replace("entrys", "entries")
         name = "" if self.conversation is None else f"conversation {self.conversation} · "
         return f"{name}{count}" if self.entries else f"{name}no entries yet"
 
@@ -737,7 +741,7 @@ class ConversationsView(View):
 
     @property
     def title(self) -> str:
-        return _plural(len(self.rows), "conversation")
+        return plural(len(self.rows), "conversation")
 
 
 class ComparisonView(View):
@@ -754,5 +758,5 @@ class ComparisonView(View):
     def title(self) -> str:
         if self.at is None:
             return "they share nothing"
-        count = _plural(self.shared, "entry").replace("entrys", "entries")
+        count = plural(self.shared, "entry").replace("entrys", "entries")
         return f"they share {count}, through #{self.at}"

@@ -41,7 +41,7 @@ from .. import patch
 from .render import mimebundle
 from .view import AnswerView
 
-__all__ = ["AnswerWidget", "LiveWidget", "Publisher", "esm", "packed", "publisher"]
+__all__ = ["AnswerWidget", "LiveWidget", "Publisher", "ViewWidget", "css", "esm", "packed", "publisher"]
 
 _log = logging.getLogger(__name__)
 _STATIC = Path(__file__).parent / "static"
@@ -98,7 +98,8 @@ def packed(module: str) -> str:
     return _LOADER.format(digest=digest, packed=base64.b64encode(squeezed).decode())
 
 
-def _css(*names: str) -> str:
+def css(*names: str) -> str:
+    """One style sheet made of files of ``static/``."""
     return _CSS_COMMENT.sub("", "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names))
 
 
@@ -318,35 +319,45 @@ class LiveWidget(anywidget.AnyWidget):
             callback(content)
 
 
-class AnswerWidget(LiveWidget):
-    """The live form of an ``AnswerView`` (notebook.md, "Live widgets", 1).
+class ViewWidget(LiveWidget):
+    """The live form of a view.
 
     ``show`` takes each later view, from any thread, as often as it changes. The saved form of a display is the static
     form of the view at the moment of the display; whoever displays the widget calls ``finish`` when nothing more comes.
     """
 
-    _esm = packed(esm("markdown.js", "live.js", "parts.js", "items.js", "answer.js"))
-    _css = _css("base.css", "answer.css")
-
-    def __init__(self, view: AnswerView, *, publish: Publisher | None = None) -> None:
+    def __init__(self, view: Any, *, publish: Publisher | None = None) -> None:
         self._view = view
-        super().__init__(view.wire(), publish=publish)
+        super().__init__(self._wire(view), publish=publish)
 
-    @property
-    def view(self) -> AnswerView:
-        """The view that was shown last."""
-        return self._view
+    def _wire(self, view: Any) -> dict[str, Any]:
+        """What pages get of ``view``. Called where the widget is made, then on the publisher's thread."""
+        value: dict[str, Any] = view.wire()
+        return value
 
-    def show(self, view: AnswerView) -> None:
+    def show(self, view: Any) -> None:
         """Show ``view`` in place of the one before; pages follow within a tenth of a second."""
         self._view = view
-        self.present(view.wire)
-
-    def on_stop(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called when someone presses Stop; it may run on any thread and must only hand work on."""
-        self.on_action("stop", lambda _message: callback())
+        self.present(lambda: self._wire(view))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         live = super()._repr_mimebundle_(**kwargs)
         data, metadata = live if isinstance(live, tuple) else (live or {}, {})
         return {**data, **mimebundle(self._view)}, metadata
+
+
+class AnswerWidget(ViewWidget):
+    """The live form of an ``AnswerView`` (notebook.md, "Live widgets", 1)."""
+
+    _esm = packed(esm("markdown.js", "live.js", "parts.js", "items.js", "answer.js"))
+    _css = css("base.css", "answer.css")
+
+    @property
+    def view(self) -> AnswerView:
+        """The view that was shown last."""
+        view: AnswerView = self._view
+        return view
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when someone presses Stop; it may run on any thread and must only hand work on."""
+        self.on_action("stop", lambda _message: callback())

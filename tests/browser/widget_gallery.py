@@ -34,7 +34,8 @@ from pidurable_nb.notebook.view import (
     TranscriptView,
     View,
 )
-from pidurable_nb.notebook.widgets import AnswerWidget
+from pidurable_nb.notebook.widgets import AnswerWidget, ViewWidget
+from pidurable_nb.notebook.widgets_tasks import GraphWidget, TimelineWidget
 
 from .lab import CHROMIUM_ARGUMENTS, find_chromium
 
@@ -407,6 +408,13 @@ CARDS: dict[str, View] = {
     "hostile_tasks": TasksView(rows=(TaskRow(id=1, kind=HOSTILE, status=HOSTILE, phase=HOSTILE, about=HOSTILE),)),
 }
 
+WIDGETS: dict[str, type[ViewWidget]] = {
+    "AnswerView": AnswerWidget,
+    "GraphView": GraphWidget,
+    "TimelineView": TimelineWidget,
+}
+"""The widget that shows each kind of view."""
+
 HARNESS = """
 class FakeModel {
   constructor(state, kernel) {
@@ -424,9 +432,10 @@ class FakeModel {
   emit(content) { for (const listener of this.heard["msg:custom"] ?? []) listener(structuredClone(content)); }
 }
 window.models = {};
-window.show = async (name, view, title = null, kernel = null) => {
-  const source = () => URL.createObjectURL(new Blob([window.esm], { type: "text/javascript" }));
-  const module = await (window.module ??= import(source()));
+window.modules = {};
+window.show = async (name, view, title = null, kernel = null, kind = "AnswerView") => {
+  const source = () => URL.createObjectURL(new Blob([window.esm[kind]], { type: "text/javascript" }));
+  const module = await (window.modules[kind] ??= import(source()));
   const model = (window.models[name] = new FakeModel({ seq: 0, view }, kernel));
   const definition = await module.default();
   await definition.initialize({ model });
@@ -490,22 +499,21 @@ def browser_page(
         css = "body{margin:12px}" if bare else theme("dark" if dark else "light") + LAYOUT
         page.set_content(
             f"<!doctype html><html lang=en><head><title>gallery</title><style>{css}</style>"
-            f"<style>{AnswerWidget._css}</style></head><body></body></html>"
+            f"<style>{''.join(widget._css for widget in WIDGETS.values())}</style></head><body></body></html>"
         )
-        page.evaluate("([esm, now]) => { window.esm = esm; window.harnessNow = now; }", [AnswerWidget._esm, START + 7])
+        modules = {kind: widget._esm for kind, widget in WIDGETS.items()}
+        page.evaluate("([esm, now]) => { window.esm = esm; window.harnessNow = now; }", [modules, START + 7])
         page.add_script_tag(content=HARNESS)
         yield page
     finally:
         page.close()
 
 
-def show_live(
-    page: Page, name: str, view: AnswerView, *, caption: bool = False, kernel: dict[str, Any] | None = None
-) -> None:
+def show_live(page: Page, name: str, view: Any, *, caption: bool = False, kernel: dict[str, Any] | None = None) -> None:
     """Render ``view`` in the page as a live widget with the id ``name``; ``kernel`` is what the page knows of it."""
     page.evaluate(
-        "([name, view, title, kernel]) => window.show(name, view, title, kernel)",
-        [name, view.wire(), name if caption else None, kernel],
+        "(given) => window.show(...given)",
+        [name, view.wire(), name if caption else None, kernel, type(view).__name__],
     )
 
 
