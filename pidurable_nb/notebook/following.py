@@ -118,28 +118,45 @@ class GraphFollower(Follower[GraphView]):
         super().__init__(session)
         self._held = held
         self._rows = GraphRows()
+        self._begun: set[int] = set()
+        self._missed = False
         self.view = GraphView()
 
     async def load(self) -> GraphView:
         self._rows = GraphRows(can_abort=isinstance(self.session, Harness))
+        self._begun.clear()
+        self._missed = False
         graph = await self.session.task_graph()
+        return await self._take(graph, await self._recent())
+
+    async def _recent(self) -> Iterable[TaskRecord]:
         # Below a live task there may be many that have ended; of the others a few are kept.
         recent = await self.session.tasks(status="terminal", order="descending").list(5 * KEEP_ENDED)
-        return await self._take(graph, reversed(recent))
+        return reversed(recent)
 
     async def follow(self, show: Callable[[GraphView], object]) -> None:
-        async with self.session.watch_task_graph() as watch, _noticing(watch, lambda _: None) as wait:
+        async with self.session.watch_task_graph() as watch, _noticing(watch, self._note) as wait:
             show(await self.load())
             while await wait():
-                before = self.view
-                if (await self._take(watch.value)) != before:
+                before, missed, self._missed = self.view, self._missed, False
+                if (await self._take(watch.value, await self._recent() if missed else ())) != before:
                     show(self.view)
+
+    def _note(self, change: Any) -> None:
+        """Remember which tasks began: some end again before anybody looks."""
+        for op in change.ops:
+            if op["path"] == "":
+                self._missed = True
+            elif op["op"] == "add" and op["path"].count("/") == 2:
+                self._begun.add(int(op["path"].rpartition("/")[2]))
 
     async def _take(self, graph: TaskGraph, ended: Iterable[TaskRecord] = ()) -> GraphView:
         different, gone = self._rows.changed(graph)
+        begun, self._begun = self._begun, set()
+        gone += sorted(id for id in begun.difference(gone) if id not in graph.tasks)
         records = {id: record for id in different if (record := await self.session.task(TaskId(id))) is not None}
-        records |= await self._ended(gone)
-        self._rows.update(graph, records, ended)
+        over = await self._ended(gone)
+        self._rows.update(graph, records | over, [*over.values(), *ended])
         self.view = self._rows.view(held=self._held())
         return self.view
 

@@ -294,7 +294,7 @@ class GraphRows:
         )
 
     def _prune(self) -> None:
-        """Forget the oldest ended tasks when there are too many, and what stood below them."""
+        """Forget the oldest ended tasks when there are too many."""
         ended = [id for id in sorted(self._rows) if not self._rows[id].live]
         if len(ended) <= KEEP_ENDED:
             return
@@ -302,10 +302,11 @@ class GraphRows:
         below = [id for id in ended if self._root_lives(id, live)]
         over = set(below[: max(0, len(below) - KEEP_BELOW)])
         rest = [id for id in ended if not live[id]]
-        over.update(rest[: max(0, len(rest) - KEEP_ENDED)])
-        for id in rest:  # ids grow from owner to owned
-            if self._rows[id].owner in over:
-                over.add(id)
+        kept = set(rest[-KEEP_ENDED:])
+        for id in reversed(rest):  # an owner comes before what it owns, and stays with it
+            if id in kept and (owner := self._rows[id].owner) is not None:
+                kept.add(owner)
+        over.update(id for id in rest if id not in kept)
         for id in over:
             del self._rows[id]
         self._hidden += len(over)

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ..agent.harness import Harness
+from ..agent.observe import Observer
 from ..errors import DurableError
 from ..records import TaskId
 from ..values import JsonValue
@@ -46,6 +48,7 @@ class LiveView(Generic[V]):
         self._make_widget = widget
         self._name = name
         self._shown_in: str | None = None
+        self._widget: ViewWidget | None = None
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -74,7 +77,7 @@ class LiveView(Generic[V]):
             if before is not None:
                 before.stop()
             _shown[cell, self._name] = self
-        widget = self._make_widget(self.view)
+        self._widget = widget = self._make_widget(self.view)
         bundle = widget._repr_mimebundle_()
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         self._bridge.call_soon(self._start, widget, display(data, metadata=metadata, handle=True))
@@ -102,15 +105,22 @@ class LiveView(Generic[V]):
             asyncio.get_running_loop().run_in_executor(None, replace_live, widget, handle, self.view)
 
 
+def _session(chat: Chat) -> Harness | Observer:
+    """What is followed: the session itself, or the observer of another process's."""
+    from .observing import ObservedChat
+
+    return chat.observer if isinstance(chat, ObservedChat) else chat.harness
+
+
 def graph(chat: Chat) -> LiveView[GraphView]:
     """The tasks of a session as a tree, followed; blocking until the first form is read."""
-    session = chat.harness
+    session = _session(chat)
 
     async def select(message: Mapping[str, Any]) -> JsonValue:
         return await task_details(session, pressed.number(message, "task"))
 
     async def abort(message: Mapping[str, Any]) -> JsonValue:
-        return await session.abort_task(TaskId(pressed.number(message, "task")))
+        return await chat.harness.abort_task(TaskId(pressed.number(message, "task")))
 
     def widget(view: GraphView) -> ViewWidget:
         from .widgets_tasks import GraphWidget
@@ -132,6 +142,6 @@ def timeline(chat: Chat, limit: int = LIMIT) -> LiveView[TimelineView]:
 
         return TimelineWidget(view)
 
-    follower = TimelineFollower(chat.harness, limit=limit)
+    follower = TimelineFollower(_session(chat), limit=limit)
     chat._bridge.run(follower.load)
     return LiveView(chat._bridge, follower, widget, f"timeline of {chat.name}")

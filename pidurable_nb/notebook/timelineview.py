@@ -354,7 +354,8 @@ def _ticks(
         moment = time.localtime(at)
         day = "" if moment[:3] == today else time.strftime("%b %d ", moment)
         part = f"{at % 1:.1f}"[1:] if 0.05 <= at % 1 < 0.95 else ""
-        yield round(knots[2 * index][1] + (at - starts[index]) * scale, 5), f"{day}{clock_time(at)}{part}", level
+        place = knots[2 * index][1] + (at - starts[index]) * scale
+        yield round(min(1.0, max(0.0, place)), 5), f"{day}{clock_time(at)}{part}", level
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -571,7 +572,7 @@ def _axis(rows: Sequence[TimelineRow], lives: Sequence[TimelineLife], now: float
     until: float | None = None
     if any(bar.kind == "run" for bar in open_bars):
         began = _merged(sorted(stretches), max(1.0, sum(end - start for start, end in busy) / 7))[-1][0]
-        until = now + max(2.0, (now - began) / 4)
+        stretches.append((now, now + max(2.0, (now - began) / 4)))
     elif open_bars:
         until = now + max(10.0, (now - max(bar.start for bar in open_bars)) / 4)
         wakes = [bar.until for bar in open_bars if bar.until is not None and bar.until > now]

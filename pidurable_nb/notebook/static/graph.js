@@ -240,7 +240,7 @@ export function mountGraph(feed, model, el) {
   function ask() {
     if (chosen === null || feed.lost) return;
     const task = chosen;
-    askedFor = feed.view.nodes[task];
+    askedFor = JSON.stringify(feed.view.nodes[task]);
     askedAt = Date.now();
     const tell = ({ done, error, late }) => {
       if (task !== chosen) return;
@@ -326,7 +326,7 @@ export function mountGraph(feed, model, el) {
     }
     if (atEnd && scrolled) host.scrollTop = host.scrollHeight;
     const node = chosen === null ? undefined : view.nodes[chosen];
-    if (node && node !== askedFor && JSON.stringify(node) !== JSON.stringify(askedFor)) {
+    if (node && JSON.stringify(node) !== askedFor) {
       if (Date.now() - askedAt > 400) ask();
       else later();
     }
