@@ -16,6 +16,7 @@ import pytest
 from pidurable_nb import SqliteStorage
 from pidurable_nb.records import ConversationId, ConversationRecord, Entry, EntryId
 from pidurable_nb.storage import PutConversation, PutEntry
+from pidurable_nb.storage.sqlite_schema import check_file
 
 from .scripts import environment
 
@@ -140,6 +141,38 @@ def test_a_file_whose_checkpoint_was_interrupted_opens_with_its_log(tmp_path: Pa
         storage = await SqliteStorage.open(cut)
         page = await storage.scan_entries(conversation=1, limit=100)
         assert len(page.items) == 60
+        await storage.close()
+
+    asyncio.run(main())
+
+
+def test_a_file_that_is_copied_into_and_closed_while_it_is_looked_at_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last owner let it go and is just closing it: what is read in between may be torn, and its log gone after."""
+    path = tmp_path / "chat.sqlite"
+    closed: list[bool] = []
+
+    def torn(connection: sqlite3.Connection, name: str) -> int:
+        with closing(sqlite3.connect(path)) as last:  # takes the log in, and removes it
+            last.execute("SELECT count(*) FROM entries").fetchone()
+        closed.append(not path.with_name("chat.sqlite-wal").exists())
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    async def main() -> None:
+        storage = await SqliteStorage.open(path)
+        await storage.commit([PutConversation(ConversationRecord(ConversationId(1)))])
+        for end in ("", "-wal"):
+            shutil.copyfile(f"{path}{end}", tmp_path / f"copy{end}")
+        await storage.close()
+        for end in ("", "-wal"):
+            shutil.move(tmp_path / f"copy{end}", f"{path}{end}")
+        with monkeypatch.context() as patch:
+            patch.setattr("pidurable_nb.storage.sqlite_schema.check_version", torn)
+            assert check_file(path, str(path))
+        assert closed == [True]
+        storage = await SqliteStorage.open(path)
+        assert await storage.conversation(1) is not None
         await storage.close()
 
     asyncio.run(main())
