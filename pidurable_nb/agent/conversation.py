@@ -23,7 +23,7 @@ from ..records import (
     SubmissionType,
     TaskId,
 )
-from ..session import Comparison, ContextView, Scan, Tx, Watch
+from ..session import Comparison, ContextView, Scan, Tx, Watch, WatchEnd
 from ..session.branches import last_shared
 from ..session.documents import Address, check_name, instance_of
 from ..session.session import CommitBlock, Publication, _place
@@ -598,7 +598,11 @@ def watch_conversation(harness: Harness, id: ConversationId) -> Watch[Conversati
 
     async def read_again(watch: Watch[ConversationView]) -> None:
         """A head moved the active range to entries that were not in memory."""
-        context = await harness._context(id)
+        try:
+            context = await harness._context(id)
+        except Exception as error:
+            watch._finish(WatchEnd("failed", error))  # it would show what is no longer so
+            raise
         entries = tuple(context.entries)
         push(watch, {"entries": entries}, [_replaced_entries(entries)])
 

@@ -13,6 +13,7 @@ from pidurable_nb.errors import CommitReentered, DurableError
 from pidurable_nb.messages import TextBlock, UserMessage
 from pidurable_nb.models import ScriptedModel
 from pidurable_nb.session import compare_entries
+from pidurable_nb.testing import eventually
 
 from .support import Todos, bounded, harness, turns
 
@@ -171,6 +172,35 @@ async def test_a_head_may_lie_in_an_ancestor_and_a_context_is_read_again_for_it(
             while not (watch.value.entries and watch.value.entries[0].id == b):
                 await anext(watch)
         assert a < b
+
+
+@bounded
+async def test_a_watch_whose_context_cannot_be_read_again_ends_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports: list[Any] = []
+    async with harness(on_report=reports.append) as opened:
+        root = await opened.root()
+        _, b, c = [await step(root, text) for text in "abc"]
+        child = await root.fork(c)
+        async with child.commit() as tx:
+            await tx.append_entry("app.head", head=c)
+        error = LookupError("a bug")
+
+        async def broken(_id: int) -> Any:
+            raise error
+
+        async with child.watch() as watch:
+            async with child.commit() as tx:
+                await tx.append_entry("app.head", head=b)
+                monkeypatch.setattr(opened, "_context", broken)
+            assert [change async for change in watch] == []
+            assert watch.end is not None
+            assert (watch.end.reason, watch.end.error) == ("failed", error)
+        monkeypatch.undo()
+        await eventually(lambda: bool(reports))
+        assert [(report.kind, report.error) for report in reports] == [("listener_error", error)]
+        await step(child, "goes on")
 
 
 @bounded
