@@ -166,11 +166,11 @@ FAULTS = """() => {
     const place = output.getBoundingClientRect();
     for (const node of output.querySelectorAll("*")) {
       const box = node.getBoundingClientRect();
-      if (!box.width || node.closest("svg svg, pre, table")) continue;
+      if (!box.width || node.closest("svg svg, pre, table, .pd-lanes")) continue;
       if (box.right > Math.min(place.right, edge) + 1) faults.push(`${name(node)} sticks out: ${box.right}`);
       const style = getComputedStyle(node);
       const cut = style.overflowX === "hidden" && node.scrollWidth > node.clientWidth + 1;
-      if (cut && !node.matches(".pd-call")) faults.push(`${name(node)} is cut off`);
+      if (cut && !node.matches(".pd-call, .pd-name, .pd-rest")) faults.push(`${name(node)} is cut off`);
     }
     const parts = [...output.querySelectorAll(".pd-badge, .pd-facts, .pd-time, .pd-button, .pd-link, .pd-note")]
       .filter((node) => node.innerText && node.getClientRects().length)
