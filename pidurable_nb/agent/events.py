@@ -325,12 +325,19 @@ def events_of(before: ConversationView, after: ConversationView, publication: Pu
     yield from (EntryAdded(entry) for entry in entries if entry.kind == "pi.tool-result")
     yield from _sleeps(old, new)
     yield from _spent(before.usage, after.usage)
-    turned = old.run is not None and (ended or (new.run is not None and new.run.turns > old.run.turns))
+    turned = (
+        old.run is not None
+        and not old.run.after_run  # its last turn has ended before
+        and (ended or (new.run is not None and new.run.turns > old.run.turns))
+    )
     if turned and old.run is not None:
         yield TurnEnd(old.run.task, old.run.turns + 1)
     yield from (SubmissionChange(record) for record in submissions if record.settled)
     if ended and old.run is not None:
         answer = next((record.answer for record in submissions if record.answer is not None), None)
+        if old.run.after_run:  # it was stored before the tasks that followed it
+            by = (entry.id for entry in reversed(before.entries) if entry.by_task == task and _is_answer(entry))
+            answer = next(by, None)
         yield RunEnd(old.run.task, answer, new.run_failure if new.run is None else None)
 
     # What begins: the entries that were placed, the run, the turn.

@@ -7,13 +7,18 @@ from typing import Any
 
 from pidurable_nb import (
     Extension,
+    GenerationHooks,
     Harness,
+    Phase,
     Registry,
     RequestOptions,
     RetryPolicy,
     Settings,
+    Task,
+    TaskRun,
     ToolContext,
     ToolResult,
+    run_end_task,
     tool,
 )
 from pidurable_nb.agent.events import Snapshot
@@ -74,6 +79,27 @@ def test_a_queued_input_starts_the_next_run_in_the_commit_that_ends_the_first() 
     joined = next(batch for batch in types(batches) if "run_end" in batch and "run_start" in batch)
     assert joined.index("run_end") < joined.index("run_start") < joined.index("turn_start")
     assert joined[0] == "inbox"
+
+
+class Tidy(Task[None, None], name="events.tidy", version=1):
+    class Run(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None:
+            await task.complete()
+
+
+def test_a_run_ends_once_what_follows_its_answer_is_done_and_names_the_answer() -> None:
+    registry = Registry()
+    hooks = [GenerationHooks(after_run=lambda run, ctx: [run_end_task(Tidy, None)])]
+    registry.install(Extension("tidy", tasks=[Tidy], hooks=hooks))
+    flat = [event for batch in run_story("answer", registry=registry) for event in batch]
+    assert [event.type for event in flat if event.type.startswith(("run", "turn"))] == [
+        "run_start",
+        "turn_start",
+        "turn_end",
+        "run_end",
+    ]
+    [stored] = [event.entry for event in flat if event.type == "message_end"]
+    assert (flat[-1].type, flat[-1].answer, flat[-1].failure) == ("run_end", stored.id, None)
 
 
 def test_a_tool_round_in_order() -> None:

@@ -40,6 +40,7 @@ from pidurable_nb import (
     section,
     tool,
 )
+from pidurable_nb.agent.conversation import ConversationView
 from pidurable_nb.errors import DurableError
 from pidurable_nb.messages import Message, TextBlock, ToolCall, Usage, UserMessage
 from pidurable_nb.models import Hang, ModelRequest, Reply, ScriptedModel
@@ -63,6 +64,7 @@ class World:
         self.calls = 0
         self.effects: Counter[int] = Counter()
         self.problems: list[str] = []
+        self.stories: list[Story] = []
         self.calm = False
         self.registry = Registry()
         self._install()
@@ -202,6 +204,114 @@ class World:
                 assert compared.theirs[0].text == "otherwise"
 
 
+class Story:
+    """The events of a conversation in one life: what begins ends, in order, and what grows is what is stored."""
+
+    def __init__(self, view: ConversationView) -> None:
+        self.problems: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self._start(view)
+
+    def _start(self, view: ConversationView) -> None:
+        live = view.live
+        self.run = None if live.run is None else live.run.first
+        self.turn = live.run is not None and not live.run.after_run
+        message = None if live.generation is None else live.generation.message
+        self.text = None if message is None else message.text
+        self.tools = {tool.task for tool in live.tools if tool.entry is None}
+        self.compactions = {item.task for item in live.compactions}
+
+    def tell(self, event: Any) -> None:
+        self.seen[event.type] += 1
+        problem = getattr(self, f"_{event.type}", lambda event: None)(event)
+        if problem is not None:
+            self.problems.append(f"{event.type}: {problem}: {event}")
+
+    def _snapshot(self, event: Any) -> None:
+        self._start(event.view)
+
+    def _run_start(self, event: Any) -> str | None:
+        problem = "a run goes on" if self.run is not None or self.turn else None
+        self.run = event.first
+        return problem
+
+    def _run_end(self, event: Any) -> str | None:
+        problem = "no run goes on" if self.run is None else "a turn goes on" if self.turn else None
+        self.run = None
+        return problem
+
+    def _turn_start(self, event: Any) -> str | None:
+        problem = "a turn goes on" if self.turn else "no run goes on" if self.run is None else None
+        self.turn = True
+        return problem
+
+    def _turn_end(self, event: Any) -> str | None:
+        problem = None if self.turn else "no turn goes on"
+        self.turn = False
+        return problem
+
+    def _message_start(self, event: Any) -> str | None:
+        problem = None if self.text is None else "a message goes on"
+        self.text = ""
+        return problem
+
+    def _message_update(self, event: Any) -> str | None:
+        if self.text is None:
+            return "no message goes on"
+        self.text += event.text
+        return None
+
+    def _message_end(self, event: Any) -> str | None:
+        stored = "".join(block.text for block in event.entry.messages[0].content if block.type == "text")
+        problem = None if (self.text or "") == stored else f"{self.text!r} was told, {stored!r} is stored"
+        self.text = None
+        return problem
+
+    def _tool_start(self, event: Any) -> None:
+        self.tools.add(event.task)
+
+    def _tool_update(self, event: Any) -> str | None:
+        return None if event.task in self.tools else "it does not run"
+
+    def _tool_end(self, event: Any) -> str | None:
+        if event.task not in self.tools:
+            return "it does not run"
+        self.tools.remove(event.task)
+        return None
+
+    def _compaction_start(self, event: Any) -> None:
+        self.compactions.add(event.task)
+
+    def _compaction_end(self, event: Any) -> str | None:
+        if event.task not in self.compactions:
+            return "it does not run"
+        self.compactions.remove(event.task)
+        return None
+
+
+@contextlib.asynccontextmanager
+async def followed(world: World, conversation: Conversation) -> AsyncIterator[None]:
+    """Follow the events of a conversation, and see that they make sense."""
+    entered = asyncio.Event()
+
+    async def follow() -> None:
+        async with conversation.watch_events() as events:
+            entered.set()
+            story = Story(events.snapshot)
+            world.stories.append(story)
+            async for batch in events:
+                for event in batch:
+                    story.tell(event)
+
+    following = asyncio.create_task(follow())
+    await entered.wait()
+    yield
+    await asyncio.sleep(0)
+    following.cancel()
+    ended = (await asyncio.gather(following, return_exceptions=True))[0]
+    assert ended is None or isinstance(ended, asyncio.CancelledError), ended
+
+
 def malformed(messages: tuple[Message, ...]) -> list[str]:
     """What a provider would refuse: calls without their results right behind, results without calls."""
     found = []
@@ -225,7 +335,14 @@ def test_a_random_conversation_ends_whole(tmp_path: Path, seed: int) -> None:
 
     async def live_once() -> None:
         switch, harness = await world.open()
-        await harness.root()
+        async with followed(world, await harness.root()):
+            await some_acts(harness)
+        if world.chance.random() < 0.7:
+            switch.kill()
+        else:
+            await harness.close()
+
+    async def some_acts(harness: Harness) -> None:
         harness.resume()
         for _ in range(world.chance.randint(4, 14)):
             conversations = await harness.conversations().list()
@@ -237,14 +354,10 @@ def test_a_random_conversation_ends_whole(tmp_path: Path, seed: int) -> None:
                 if "no failed run" not in str(error) and "is busy" not in str(error):
                     raise
             await asyncio.sleep(world.chance.choice([0, 0, 0.001, 0.01]))
-        if world.chance.random() < 0.7:
-            switch.kill()
-        else:
-            await harness.close()
 
     async def to_the_end() -> None:
         _, harness = await world.open()
-        async with harness, deciding(harness):
+        async with harness, deciding(harness), followed(world, await harness.root()):
             harness.resume()
             for record in await harness.conversations().list():
                 conversation = await harness.conversation(record.id)
@@ -292,4 +405,6 @@ def test_a_random_conversation_ends_whole(tmp_path: Path, seed: int) -> None:
 
     asyncio.run(main())
     assert world.problems == []
+    assert [problem for story in world.stories for problem in story.problems] == []
+    assert sum((story.seen for story in world.stories), Counter())["run_end"] > 0
     assert [task for task, times in world.effects.items() if times > 1] == []
