@@ -46,7 +46,9 @@ class ToolContext:
     call has ended everything raises ``InvocationEnded``.
     """
 
-    def __init__(self, run: TaskRun[Any, Any], call: ToolInput, buffer: OutputBuffer, interval: float) -> None:
+    def __init__(
+        self, run: TaskRun[Any, Any], call: ToolInput, buffer: OutputBuffer, interval: float, *, resumes: bool
+    ) -> None:
         from .toolrun import NestedCalls
 
         self._run = run
@@ -64,7 +66,8 @@ class ToolContext:
         self._timer: asyncio.TimerHandle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
         self._last_flush = float("-inf")
-        self._nested = NestedCalls(run, call)
+        self._resumes = resumes  # whether the call runs again after a restart
+        self._nested = NestedCalls(run, call, resumes=resumes)
         self._call_count: dict[str, int] = {}
 
     # -- who and where -----------------------------------------------------------------------------------------------
@@ -231,11 +234,16 @@ class ToolContext:
         return self._from_here(self._run.memo(name, *candidate))
 
     def create_task(self, task: type[Task[Any, Any]], input: Any, *, owner: TaskId | None = None) -> Any:
-        """Create a task; by default the conversation owns it, with ``owner=ctx.task_id`` this call. Returns its id."""
+        """Create a task; by default the conversation owns it, with ``owner=ctx.task_id`` this call. Returns its id.
+
+        What a task owns is given up by the next process when this call is not safe to replay, since nobody would
+        wait for it there (``abandon_on_restart``).
+        """
+        abandon = owner is not None and not self._resumes
 
         async def create() -> TaskId:
             async with self._run.commit() as tx:
-                return await tx.create_task(task, input, owner=owner)
+                return await tx.create_task(task, input, owner=owner, abandon_on_restart=abandon)
 
         return self._from_here(create())
 

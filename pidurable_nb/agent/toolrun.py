@@ -195,7 +195,8 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
             if task.resumed:
                 await _start_from_empty(task)
             buffer = OutputBuffer(tool.output_limits)
-            context = ToolContext(task, call, buffer, task.settings.progress.output_interval)
+            interval = task.settings.progress.output_interval
+            context = ToolContext(task, call, buffer, interval, resumes=self.replay == "safe")
             task.flush_before_stop(context._flush)
             started = task.now()
             try:
@@ -559,10 +560,14 @@ def _update_nested(live: LiveState, task: int, status: Literal["pending", "runni
 
 
 class NestedCalls:
-    """The calls that one invocation of a tool makes; those made at the same time are created in one commit."""
+    """The calls that one invocation of a tool makes; those made at the same time are created in one commit.
 
-    def __init__(self, run: TaskRun[Any, Any], caller: ToolInput) -> None:
+    A caller that does not resume awaits them in memory only, so another process gives them up.
+    """
+
+    def __init__(self, run: TaskRun[Any, Any], caller: ToolInput, *, resumes: bool) -> None:
         self._run = run
+        self._resumes = resumes
         self._caller = caller
         self._wanted: dict[str, ToolInput] = {}
         self._creating = asyncio.Lock()
@@ -614,7 +619,8 @@ class NestedCalls:
         shown: list[NestedTool] = []
         for key, wanted in self._wanted.items():
             if self._known(key) is None:
-                task = await tx.create_task(ToolTask, wanted, owner=self._run.id)
+                abandon = not self._resumes
+                task = await tx.create_task(ToolTask, wanted, owner=self._run.id, abandon_on_restart=abandon)
                 tx._memos[f"nested:{key}"] = task
                 shown.append(NestedTool(parent=self._run.id, key=key, name=wanted.name, task=task))
         live.nested_tools = (*live.nested_tools, *shown)

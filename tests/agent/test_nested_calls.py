@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 
 from pidurable_nb import (
+    Harness,
     LiveState,
+    Phase,
+    SqliteStorage,
+    Task,
+    TaskRun,
     ToolContext,
     ToolResult,
     tool,
 )
 from pidurable_nb.agent import toolrun
 from pidurable_nb.errors import DurableError, InvalidValue
-from pidurable_nb.testing import ManualClock
+from pidurable_nb.testing import KillSwitch, ManualClock
 
-from .support import Chat, bounded, calls, eventually, forever, kinds, live, one_call, results
+from .support import Chat, bounded, calls, codes, eventually, forever, kinds, live, one_call, results
 
 
 @bounded
@@ -277,3 +282,70 @@ async def test_a_tool_can_have_a_subagent() -> None:
         [owned] = await harness.conversations(owner_conversation=root.id).list()
         assert owned.owner is not None
         assert owned.owner.conversation == root.id
+
+
+class Helper(Task[None, str], name="test.helper"):
+    """Work that a tool creates and waits for in memory."""
+
+    runs = 0
+
+    class Run(Phase):
+        async def run(self, task: TaskRun[None, str]) -> None:
+            Helper.runs += 1
+            await forever()
+
+
+@bounded
+@pytest.mark.parametrize("replay", ["safe", "unsafe"])
+async def test_work_of_a_tool_that_will_not_run_again_is_given_up_by_the_next_process(
+    tmp_path: Path, replay: Any
+) -> None:
+    Helper.runs = 0
+    inner_runs: list[str] = []
+    free = False
+
+    @tool(replay="safe")
+    async def inner(ctx: ToolContext) -> str:
+        inner_runs.append(ctx.call_id)
+        if not free:
+            await forever()
+        return "from inner"
+
+    @tool(replay=replay)
+    async def outer(ctx: ToolContext) -> str:
+        if not free:
+            await ctx.create_task(Helper, None, owner=ctx.task_id)
+        result = await ctx.call_tool("inner", {}, key="only")
+        return str(result.text)
+
+    def chat() -> Chat:
+        made = Chat(calls("outer"), "done", path=tmp_path / "s.sqlite", by="transcript")
+        made.install(inner, outer, name="ext", tasks=[Helper])
+        return made
+
+    storage = KillSwitch(await SqliteStorage.open(tmp_path / "s.sqlite"))
+    first = chat()
+    harness = await Harness.open(storage, models=first.model, registry=first.registry)
+    await (await harness.root()).submit("go", request_id="r")
+    await eventually(lambda: len(inner_runs) == 1 and Helper.runs == 1)
+    storage.kill()
+    free = True
+    async with chat().open() as (harness, root):
+        submission = await root.submit("go", request_id="r")
+        if replay == "safe":  # its helper goes on, and holds the call until somebody ends it
+            await eventually(lambda: Helper.runs == 2)
+            [helper] = await harness.tasks(kind="test.helper").list()
+            assert not helper.abandon_on_restart
+            await harness.abort_task(helper.id)
+        assert (await submission.wait()).status == "done"
+        [message] = await results(root)
+        [_, nested] = await harness.tasks(kind="pi.tool").list()
+        [helper] = await harness.tasks(kind="test.helper").list()
+        if replay == "safe":
+            assert (message.text, len(inner_runs)) == ("from inner", 2)
+            assert nested.state.outcome.status == "completed"  # type: ignore[union-attr]
+        else:
+            assert (message.is_error, await codes(root), len(inner_runs), Helper.runs) == (True, ["interrupted"], 1, 1)
+            for task in (nested, helper):
+                assert (task.abandon_on_restart, task.abort_reason) == (True, "restart")
+                assert task.state.outcome.status == "aborted"  # type: ignore[union-attr]
