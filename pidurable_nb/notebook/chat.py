@@ -163,10 +163,25 @@ class Chat:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def wait(self) -> None:
-        """Wait until the conversation is idle. Raises ``NotebookError`` while the session is held back."""
+    def wait(self, *, show: bool | None = None) -> None:
+        """Wait until the conversation is idle; where somebody watches it says how long that has taken.
+
+        Raises ``NotebookError`` while the session is held back.
+        """
         self._check_open()
-        self._bridge.run(self._wait)
+        with Changing(show if show is not None else frontend.in_ipython()) as shown:
+            while not self._bridge.run(self._waited, shown.interval):
+                shown.change(StatusView(title=f"waiting until idle · {duration_words(shown.elapsed)}", state="running"))
+            if shown.begun:
+                shown.end(StatusView(title=f"idle after {duration_words(shown.elapsed)}", state="done"))
+
+    async def _waited(self, patience: float) -> bool:
+        try:
+            async with asyncio.timeout(patience):
+                await self._wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _wait(self) -> None:
         await self._hold.look_again()
@@ -184,19 +199,24 @@ class Chat:
         """After the present run."""
         return self.submit(content, when_busy="follow_up")
 
-    def stop(self) -> bool:
-        """Withdraw queued inputs and stop the run; returns when idle. Whether there was anything to stop."""
-        self._check_open()
-        return self._bridge.run(self._stop)
+    def stop(self, *, background: bool = False) -> bool:
+        """Withdraw queued inputs and stop the run; returns when idle. Whether there was anything to stop.
 
-    async def _stop(self) -> bool:
+        ``background`` stops background tasks too.
+        """
+        self._check_open()
+        return self._bridge.run(self._stop, background)
+
+    async def _stop(self, background: bool = False) -> bool:
         view = await self.conversation.view()
+        tasks = [item.record for item in (await self.harness.inspect()).tasks]
+        mine = [task for task in tasks if task.conversation_id == self.conversation.id]
         busy = view.live.run is not None or any(item.type == "input" for item in view.inbox.items)
+        busy = busy or any(background or not task.background for task in mine if task.owner is None)
         if self.harness.hold:
             # Nothing ends while scheduling is held back; once it is marked, nothing of it starts either.
-            for item in (await self.harness.inspect()).tasks:
-                task = item.record
-                if task.conversation_id == self.conversation.id and task.owner is None and not task.background:
+            for task in mine:
+                if task.owner is None and (background or not task.background):
                     await self.harness.abort_task(task.id)
             for waiting in view.inbox.items:
                 if waiting.type == "input":
@@ -206,7 +226,7 @@ class Chat:
             if turn.view.conversation == self.conversation.id:
                 turn._stopping = not turn._settled.is_set()
         self._session.refresh_turns()
-        await self.conversation.abort()
+        await self.conversation.abort(background=background)
         return busy
 
     def retry(self) -> None:

@@ -482,9 +482,14 @@ def _follow(shell: Any, options: argparse.Namespace) -> None:
     _ask(shell, options.text, CELL.parse_args(["--follow-up"]))
 
 
-@command("stop", "withdraw queued inputs and stop the run", "%durable stop")
+@command(
+    "stop",
+    "withdraw queued inputs and stop the run",
+    "%durable stop --background",
+    ("--background", {"action": "store_true", "help": "stop background tasks too"}),
+)
 def _stop(shell: Any, options: argparse.Namespace) -> None:
-    stopped = sessions.current().stop()
+    stopped = sessions.current().stop(background=options.background)
     print("stopped; what was said so far is kept" if stopped else "nothing was running")
 
 

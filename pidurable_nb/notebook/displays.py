@@ -63,6 +63,11 @@ class Changing:
             self._handle.update({"text/plain": ""}, raw=True)  # the error says how it ended
 
     @property
+    def begun(self) -> bool:
+        """Whether anything was shown."""
+        return self._handle is not None
+
+    @property
     def elapsed(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self._began

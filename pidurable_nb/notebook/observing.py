@@ -60,11 +60,8 @@ class ObservedChat(Chat):
         """Who has the session open now: pid, host and since when; ``None`` for nobody."""
         return self.observer.owner
 
-    def wait(self) -> None:
-        """Wait until the conversation is idle. Raises ``NotebookError`` when nobody has the session open."""
-        super().wait()
-
     async def _wait(self) -> None:
+        """Wait until the conversation is idle. Raises ``NotebookError`` when nobody has the session open."""
         async with self.conversation.watch() as watch:
             while watch.value.live.run is not None or any(item.type == "input" for item in watch.value.inbox.items):
                 if self.owner is None:
@@ -76,7 +73,7 @@ class ObservedChat(Chat):
                 except StopAsyncIteration:
                     raise SessionClosed(f"{self.path} is not observed any more") from None
 
-    async def _stop(self) -> bool:
+    async def _stop(self, background: bool = False) -> bool:
         self.observer._storage.refuse()
 
     def status(self) -> StatusView:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from notebook_shells import Shell, in_process_shell
 
-from pidurable_nb import RequestOptions, RetryPolicy, Settings, notebook, tool
+from pidurable_nb import Extension, Phase, RequestOptions, RetryPolicy, Settings, Task, TaskRun, notebook, tool
 from pidurable_nb.errors import (
     ConversationBusy,
     NotebookError,
@@ -28,8 +28,10 @@ from pidurable_nb.errors import (
 from pidurable_nb.messages import TextBlock, ToolCall
 from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
-from pidurable_nb.notebook import installed
+from pidurable_nb.notebook import frontend, installed
+from pidurable_nb.notebook.displays import Changing
 from pidurable_nb.notebook.holding import remedy
+from pidurable_nb.notebook.view import StatusView
 
 
 def answer(request: ModelRequest) -> Reply | Hang:
@@ -485,3 +487,51 @@ def test_a_plain_script_prints_text(tmp_path: Path) -> None:
     assert done.stdout.count("You ask: “And in French?”") == 2
     assert "You said: “More”" in done.stdout
     assert done.stdout.endswith("False False\n")
+
+
+class Sleeper(Task[None, None], name="test.sleeper"):
+    """A task that sleeps for a day."""
+
+    class Nap(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None:
+            await task.sleep_until(task.now() + 86_400, self)
+
+
+def test_stop_leaves_background_tasks_alone_unless_it_is_told(path: Path, model: ScriptedModel) -> None:
+    notebook.install(Extension("sleepers", tasks=[Sleeper]))
+    chat = notebook.open(path, model=model)
+
+    async def start() -> None:
+        async with chat.conversation.commit() as tx:
+            await tx.create_task(Sleeper, None, background=True)
+
+    try:
+        chat.run(start)
+        assert not chat.stop()
+        assert len(chat.tasks().rows) == 1
+        assert chat.stop(background=True)
+        assert chat.tasks().rows == ()
+    finally:
+        notebook.registry.uninstall("sleepers")
+
+
+def test_a_wait_says_how_long_it_takes_where_somebody_watches(
+    path: Path, model: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def show(changing: Changing, view: StatusView) -> None:
+        changing._handle = changing
+        shown.append(view.title)
+        if len(shown) == 2:
+            threading.Thread(target=chat.stop).start()
+
+    monkeypatch.setattr(frontend, "live_frontend", lambda: True)
+    monkeypatch.setattr(Changing, "interval", 0.05)
+    monkeypatch.setattr(Changing, "_show", show)
+    chat = notebook.open(path, model=model, show=False)
+    chat.submit("hang", show=False)
+    chat.wait(show=True)
+    assert len(shown) >= 3
+    assert all(title.startswith("waiting until idle · ") for title in shown[:-1])
+    assert shown[-1].startswith("idle after ")
