@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import glob
-import inspect
 import json
 import keyword
 import shlex
@@ -19,8 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from ..agent.conversation import WhenBusy
-from ..agent.extension import Extension
-from ..agent.tool import Tool
 from ..errors import NotebookError
 from ..models import default_models
 from . import frontend, installed, kernels, observing, opened as sessions, opening
@@ -32,7 +28,7 @@ from .render import mimebundle, to_text
 from .turns import Turn
 from .view import AnswerView, StatusRow, StatusView, TextItem, View, clean_output, clock_time
 
-__all__ = ["COMMANDS", "Command", "complete", "help_text", "run_cell", "run_in_child", "run_line"]
+__all__ = ["CELL", "COMMANDS", "KERNEL_CELL", "Command", "help_text", "run_cell", "run_in_child", "run_line"]
 
 
 class _HelpShown(Exception):
@@ -338,61 +334,6 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-def complete(shell: Any, line: str) -> list[str]:
-    """What can come at the end of a line: commands, their options, and the names that they take."""
-    words = line.split()
-    word = "" if line.endswith(" ") or not words else words.pop()
-    if not words:
-        return []
-    found = _choices(shell, words, word)
-    # The shell breaks words at colons and compares what comes after the last one.
-    head = word[: word.rfind(":") + 1]
-    return sorted(choice.removeprefix(head) for choice in found if choice.startswith(head))
-
-
-def _choices(shell: Any, words: list[str], word: str) -> list[str]:
-    magic, given = words[0], words[1:]
-    if magic == "%%durable":
-        return _options(CELL)
-    if magic == "%%durable_kernel":
-        return [*_options(KERNEL_CELL), *(child.name for child in kernels.running())]
-    if not given:
-        return list(COMMANDS)
-    found = COMMANDS.get(given[0])
-    if found is None or found.text:
-        return []
-    if given[-1] in ("--model", "model"):
-        return default_models.names(word)
-    options = _options(found.parser)
-    if found.name in ("use", "close"):
-        options += [chat.name for chat in sessions.sessions()]
-    if found.name in ("use", "conversations"):
-        options += [name for chat in sessions.mains() for name in chat.branch_names()]
-    if found.name in ("approve", "deny") and sessions.sessions():
-        options += [item.call for item in sessions.current().approvals()]
-    if found.name == "config":
-        options += ["model=", "format=rich", "format=text"]
-        options += [f"{name}={value}" for name in ("once", "interpolation", "wait") for value in ("on", "off")]
-    if found.name == "reload":
-        options += installed.names()
-    if found.name == "kernel":
-        actions = ["start", "kill", "restart", "stop"]
-        options += actions if len(given) == 1 else [child.name for child in kernels.running()]
-    if found.name == "install":
-        options += [name for name, value in shell.user_ns.items() if not name.startswith("_") and _installable(value)]
-    if found.name == "open" and len(given) == 1:
-        options += [*glob.glob("*.sqlite"), *glob.glob("*.db")]
-    return options
-
-
-def _options(parser: argparse.ArgumentParser) -> list[str]:
-    return [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
-
-
-def _installable(value: Any) -> bool:
-    return isinstance(value, Tool | Extension) or inspect.isfunction(value)
-
-
 # -- commands --------------------------------------------------------------------------------------------------------
 
 
@@ -567,7 +508,7 @@ def _install(shell: Any, options: argparse.Namespace) -> None:
     names = shell.user_ns
     missing = [name for name in options.names if name not in names]
     if missing:
-        usable = [name for name, value in names.items() if not name.startswith("_") and _installable(value)]
+        usable = installed.installable(names)
         hints = [hint for name in missing if (hint := _did_you_mean(name, usable))]
         hint = f" ({' '.join(hints)})" if hints else ""
         raise NotebookError(f"there is no {', '.join(missing)} in this notebook: run the cell that defines it{hint}")

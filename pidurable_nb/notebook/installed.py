@@ -15,7 +15,17 @@ from ..agent.tool import Tool, tool
 from ..errors import NotebookError, RegistryError
 from ..models import default_models
 
-__all__ = ["TOOLS", "check_model", "install", "install_named", "model_name", "names", "registry", "reload"]
+__all__ = [
+    "TOOLS",
+    "check_model",
+    "install",
+    "install_named",
+    "installable",
+    "model_name",
+    "names",
+    "registry",
+    "reload",
+]
 
 registry = Registry()
 """The extensions of this kernel; every session opened here uses them."""
@@ -58,6 +68,15 @@ def install_named(items: Mapping[str, Any]) -> None:
         if old is not None and _title(old) != _title(item):  # it is called otherwise now
             _remove(old)
         _named[name] = item
+
+
+def installable(namespace: Mapping[str, Any]) -> list[str]:
+    """The variables that could be installed: tools, functions and extensions."""
+    return [
+        name
+        for name, value in namespace.items()
+        if not name.startswith("_") and (isinstance(value, Tool | Extension) or inspect.isfunction(value))
+    ]
 
 
 def names() -> list[str]:

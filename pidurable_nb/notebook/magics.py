@@ -89,7 +89,7 @@ def _commands() -> ModuleType:
 
 def complete(shell: Any, event: Any) -> list[str]:
     """Tab completion of commands, their options and the names they take."""
-    words: list[str] = _commands().complete(shell, event.line)
+    words: list[str] = importlib.import_module(".completing", __package__).complete(shell, event.line)
     return words
 
 

@@ -18,6 +18,7 @@ from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
 from pidurable_nb.notebook import commands
 from pidurable_nb.notebook.commands import COMMANDS
+from pidurable_nb.notebook.completing import option_names
 
 
 @pytest.fixture
@@ -121,11 +122,11 @@ def test_the_documentation_has_a_section_for_each_command() -> None:
     for name, command in COMMANDS.items():
         section = sections[f"%durable {name}"]
         assert command.example in section
-        for option in commands._options(command.parser):
+        for option in option_names(command.parser):
             assert option == "--help" or f"`{option}" in section, f"{option} of {name}"
-    for option in commands._options(commands.CELL):
+    for option in option_names(commands.CELL):
         assert option == "--help" or f"`{option}" in sections["%%durable"]
-    for option in commands._options(commands.KERNEL_CELL):
+    for option in option_names(commands.KERNEL_CELL):
         assert option == "--help" or f"`{option}" in sections["%%durable_kernel"]
 
 
@@ -146,13 +147,36 @@ def test_the_documentation_has_a_section_for_each_command() -> None:
         ("%durable install ", "my_function"),
         ("%durable open ", "chat.sqlite"),
         ("%durable use ", "chat"),
+        ("%durable configure th", "thinking="),
+        ("%durable limits t", "tokens="),
+        ("%durable export ", "chat.html"),
+        ("%durable config w", "wait=on"),
+        ("%durable stop --", "--background"),
         ("%%durable --", "--again"),
+        ("%%durable --format ", "text"),
         ("%%durable_kernel --", "--until"),
     ],
 )
 def test_tab_completes(shell: Shell, chat: notebook.Chat, line: str, offered: str) -> None:
     shell.run("def my_function(): pass")
     assert offered in shell.complete(line)
+
+
+def test_tab_completes_ids(shell: Shell, chat: notebook.Chat) -> None:
+    for command in ("rewind", "fork", "show", "task", "abort", "withdraw", "signal", "approve"):
+        assert not [word for word in shell.complete(f"%durable {command} ") if word.isdecimal()]
+    answer = chat.ask("hello").entry.id
+    chat.submit("hang", show=False)
+    queued = chat.submit("later", show=False)
+    for command in ("rewind", "fork", "show"):
+        assert str(answer) in shell.complete(f"%durable {command} ")
+    (task,) = (row.id for row in chat.tasks().rows)
+    for command in ("task", "abort", "signal"):
+        assert str(task) in shell.complete(f"%durable {command} ")
+    assert str(queued.id) in shell.complete("%durable withdraw ")
+    chat.fork(name="draft")
+    assert "draft" in shell.complete("%durable conversations d")
+    chat.stop()
 
 
 def test_tab_completes_the_names_of_models(shell: Shell, tmp_path: Path) -> None:
