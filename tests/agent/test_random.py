@@ -44,6 +44,7 @@ from pidurable_nb.agent.conversation import ConversationView
 from pidurable_nb.errors import DurableError
 from pidurable_nb.messages import Message, TextBlock, ToolCall, Usage, UserMessage
 from pidurable_nb.models import Hang, ModelRequest, Reply, ScriptedModel
+from pidurable_nb.patch import apply
 from pidurable_nb.testing import KillSwitch, validate
 
 LONG = "word " * 40
@@ -291,8 +292,17 @@ class Story:
 
 @contextlib.asynccontextmanager
 async def followed(world: World, conversation: Conversation) -> AsyncIterator[None]:
-    """Follow the events of a conversation, and see that they make sense."""
+    """Follow the events and the view of a conversation: the former make sense, and the latter's changes lead to it."""
     entered = asyncio.Event()
+
+    async def look() -> None:
+        async with conversation.watch() as watch:
+            shown = watch.value.to_data()
+            async for change in watch:
+                shown = apply(shown, change.ops)
+                if shown != change.value.to_data():
+                    world.problems.append(f"the changes of a view lead elsewhere: {change.ops}")
+                    shown = change.value.to_data()
 
     async def follow() -> None:
         async with conversation.watch_events() as events:
@@ -303,13 +313,14 @@ async def followed(world: World, conversation: Conversation) -> AsyncIterator[No
                 for event in batch:
                     story.tell(event)
 
-    following = asyncio.create_task(follow())
+    following = [asyncio.create_task(follow()), asyncio.create_task(look())]
     await entered.wait()
     yield
     await asyncio.sleep(0)
-    following.cancel()
-    ended = (await asyncio.gather(following, return_exceptions=True))[0]
-    assert ended is None or isinstance(ended, asyncio.CancelledError), ended
+    for task in following:
+        task.cancel()
+    for ended in await asyncio.gather(*following, return_exceptions=True):
+        assert ended is None or isinstance(ended, asyncio.CancelledError), ended
 
 
 def malformed(messages: tuple[Message, ...]) -> list[str]:
