@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from . import engine, many, notebook, peers
+from . import engine, live, many, notebook, peers
 from .figures import Figure
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -33,6 +33,11 @@ async def _notebook(folder: Path, scale: float, peer: dict[str, float]) -> Async
         yield figure
 
 
+async def _live(folder: Path, scale: float, peer: dict[str, float]) -> AsyncIterator[Figure]:
+    for figure in live.live_figures():
+        yield figure
+
+
 GROUPS: dict[str, Group] = {
     "commits": lambda folder, scale, peer: engine.commit_figures(folder, scale),
     "turns": engine.turn_figures,
@@ -44,6 +49,7 @@ GROUPS: dict[str, Group] = {
     "nested": lambda folder, scale, peer: many.nested_figures(folder, scale),
     "sessions": many.session_figures,
     "notebook": _notebook,
+    "live": _live,
     "imports": _imports,
 }
 

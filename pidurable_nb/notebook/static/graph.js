@@ -244,9 +244,12 @@ export function mountGraph(feed, model, el) {
     askedAt = Date.now();
     const tell = ({ done, error, late }) => {
       if (task !== chosen) return;
+      const first = done && !details;
       if (done) details = done;
       asking = done ? "" : error ?? late ?? asking;
       showPick();
+      // What is long is read from its beginning, but the story from its end.
+      if (first) for (const label of DETAILS) if (label !== "story") boxes[label].node.querySelector("pre").scrollTop = 0;
     };
     feed.press("select", { task: Number(task) }, { magic: `%durable task ${task}`, tell });
   }
@@ -270,6 +273,7 @@ export function mountGraph(feed, model, el) {
     const node = chosen === null ? undefined : feed.view.nodes[chosen];
     toggle(hint, chosen === null);
     toggle(about, chosen !== null);
+    root.classList.toggle("pd-picked", chosen !== null);
     if (chosen === null) return;
     const [shape, word, tone] = node ? badgeOf(node) : ["·", "no longer shown", "muted"];
     badge.dataset.tone = tone;

@@ -199,7 +199,7 @@ export function mountTimeline(feed, model, el) {
     const width = axis.getBoundingClientRect().width || 1;
     const made = [];
     const taken = [];
-    for (const [place, label] of ticks.toSorted(([, , one], [, , other]) => one - other)) {
+    for (const [place, label] of shownTicks(ticks, width)) {
       const left = place * width;
       const right = left + (label.length > 10 ? DATED_WIDTH : TICK_WIDTH);
       if (right > width || taken.some(([from, to]) => left < to && from < right)) continue;
@@ -231,6 +231,15 @@ export function mountTimeline(feed, model, el) {
     axis.replaceChildren(...made);
     over.replaceChildren(...marks);
     over.style.height = `${(count + 1) * ROW_HEIGHT}px`;
+  }
+
+  // Round times as close as they can be read, and where a stretch begins that would have none.
+  function shownTicks(ticks, width) {
+    const fine = ticks.filter(([, , level]) => level < 2);
+    const gaps = fine.slice(1).map(([place], index) => (place - fine[index][0]) * width);
+    const middle = gaps.sort((one, other) => one - other)[Math.floor(gaps.length / 2)] ?? 0;
+    const round = middle > TICK_WIDTH + 10 ? fine : fine.filter(([, , level]) => level === 0);
+    return [...round, ...ticks.filter(([, , level]) => level === 2)];
   }
 
   function lifeLine(at, how, signs, sign, words) {
@@ -275,6 +284,7 @@ export function mountTimeline(feed, model, el) {
 
   function showPick() {
     const row = chosen === null ? undefined : feed.view.rows[chosen];
+    root.classList.toggle("pd-picked", chosen !== null);
     const lines = row ? row.bars.map(barWords) : ["Select a row to read its attempts."];
     const heading = row ? `${row.title} · ${row.badge[1]}` : "";
     const said = [heading, ...lines].filter(Boolean);
