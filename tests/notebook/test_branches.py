@@ -8,7 +8,7 @@ import pytest
 from notebook_books import CHANGED, STORED, Book, Life, Script
 
 from pidurable_nb import notebook
-from pidurable_nb.errors import DurableError, NotebookError
+from pidurable_nb.errors import DurableError, NotebookError, Unanswered
 from pidurable_nb.models import Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
 
@@ -441,3 +441,32 @@ def test_a_paused_session_is_not_waited_for(book: Book, tmp_path: Path) -> None:
     chat = notebook.open("paused.sqlite", model=book.model, paused=True, show=False)
     with pytest.raises(NotebookError, match="nothing would end: the session is paused"):
         chat.compact()
+
+
+# -- while something runs --------------------------------------------------------------------------------------------
+
+
+def test_a_run_on_the_branch_that_was_left_goes_on_and_can_be_stopped(book: Book) -> None:
+    book.run("a", "one")
+    left = book.submit("b", "hang there")
+    book.chat.rewind(answers(book)[0])
+    book.run("c", "three")
+    assert said(book.chat) == ["one", "three"]
+    book.chat.stop()
+    assert not left.view.settled
+    book.chat.run(left._stop)
+    with pytest.raises(Unanswered):
+        left.result()
+    assert left.view.status == "aborted"
+
+
+def test_an_unfinished_question_of_the_branch_that_was_left_is_attached_to(book: Book) -> None:
+    book.run("a", "one")
+    left = book.submit("b", "hang there")
+    book.run("c", str(answers(book)[0]), magic="%durable rewind")
+    book.restart()
+    again = book.submit("b", "hang there")
+    assert again.id == left.id
+    assert not again.view.settled
+    assert len(book.submissions) == 2
+    book.chat.run(again._stop)

@@ -9,6 +9,9 @@ import pytest
 from pidurable_nb.notebook.render import Shown, mimebundle, to_html, to_markdown, to_text
 from pidurable_nb.notebook.view import (
     AnswerView,
+    ComparisonView,
+    ConversationRow,
+    ConversationsView,
     ErrorView,
     NoticeItem,
     RecoveryRow,
@@ -236,6 +239,10 @@ HOSTILE_VIEWS: list[View] = [
             TranscriptEntry(id=2, role="tool", text=HOSTILE + "\n" + HOSTILE),
         )
     ),
+    ConversationsView(rows=(ConversationRow(id=1, name=HOSTILE, said=HOSTILE, depth=2, current=True),)),
+    ComparisonView(
+        left=HOSTILE, right=HOSTILE, ours=(TranscriptEntry(id=1, role="note", text=HOSTILE, title=HOSTILE),), theirs=()
+    ),
 ]
 
 
@@ -286,6 +293,22 @@ def test_a_transcript_marks_what_was_cut_off() -> None:
     )
     assert to_text(view) == "conversation 1 · 2 entries\n… 3 earlier\nyou · #4\n  Hi\nanswer · #5 · aborted\n  ~ Hel"
     assert "<del" in to_html(view)
+
+
+def test_branches_read_as_text() -> None:
+    assert to_text(
+        ConversationsView(
+            rows=(
+                ConversationRow(id=1, said="Rome"),
+                ConversationRow(id=9, depth=1, name="draft", at=5, said="Paris", current=True, busy=True),
+            )
+        )
+    ) == ("2 conversations\n  1 · Rome\n    9 draft · you are here · busy · from #5 · Paris")
+    left = TranscriptEntry(id=7, role="user", text="Paris")
+    assert to_text(ComparisonView(left="a", right="b", at=5, shared=2, ours=(left,))) == (
+        "they share 2 entries, through #5\na:\n  you · #7\n    Paris\nb:\n  nothing more"
+    )
+    assert to_text(ComparisonView(left="a", right="b")).startswith("they share nothing")
 
 
 def test_an_error_is_one_line_of_text() -> None:
