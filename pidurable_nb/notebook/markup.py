@@ -30,6 +30,7 @@ __all__ = [
     "fold",
     "header",
     "join",
+    "picture",
     "pre",
     "quiet",
     "sign",
@@ -67,6 +68,12 @@ def el(tag: str, *children: str | None, style: str = "", **attributes: str) -> H
         f' {name.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items()
     )
     return Html(f"<{tag}{names}>{inside}</{tag}>")
+
+
+def picture(address: str, what: str) -> Html:
+    """An image that is part of the page: its address holds it."""
+    shown = el("img", src=address, alt=what, style="display:block;max-width:100%;margin:.3em 0 0;border-radius:4px")
+    return Html(shown.removesuffix("</img>"))
 
 
 def join(parts: Iterable[str], separator: str = "") -> Html:

@@ -6,7 +6,8 @@ Every function here is pure: committed state goes in, a view (``view``) comes ou
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..agent.harness import Inspection
 from ..agent.state import LiveApproval, LiveState, LiveTool
@@ -36,6 +37,13 @@ from .view import (
     compact_arguments,
 )
 
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""The kinds of images that are shown."""
+
+PICTURE_LIMIT = 2_000_000
+"""Characters of the largest image that is shown: it is part of the page, and of the notebook that is saved."""
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _CODES: dict[str, ToolStatus] = {
     "interrupted": "interrupted",
     "blocked": "blocked",
@@ -237,6 +245,14 @@ def _answer_items(
     return items
 
 
+def _pictures(message: ToolResultMessage) -> Iterator[str]:
+    """The images of a result that a page may show: of kinds that hold no script, as they are, and not too large."""
+    for block in message.content:
+        fits = block.type == "image" and block.media_type in PICTURES and len(block.data) <= PICTURE_LIMIT
+        if block.type == "image" and fits and _BASE64.fullmatch(block.data):
+            yield f"data:{block.media_type};base64,{block.data}"
+
+
 def _tool_item(
     key: str,
     call: ToolCall,
@@ -270,6 +286,7 @@ def _tool_item(
             replay=tool.replay if tool is not None else None,
             duration=message.duration,
             result=(text[:closing].rstrip("\n") if diagnostics and closing >= 0 else text) or None,
+            pictures=tuple(_pictures(message)),
             details_text=None if message.details is None else json.dumps(message.details, indent=1),
             diagnostics=diagnostics,
         )

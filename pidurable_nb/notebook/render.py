@@ -33,6 +33,7 @@ from .markup import (
     fold,
     header,
     join,
+    picture,
     pre,
     quiet,
     table,
@@ -146,12 +147,13 @@ def _tool_html(view: AnswerView, item: ToolItem) -> Html:
         parts += [quiet("output"), pre(clip(output, STATIC_LIMIT, where))]
     if item.result:
         parts += [quiet("result"), pre(clip(clean_output(item.result), STATIC_LIMIT, where))]
+    parts += [picture(address, f"image {number} of the result") for number, address in enumerate(item.pictures, 1)]
     if item.details_text:
         parts += [quiet("details"), pre(clip(clean_output(item.details_text), STATIC_LIMIT, where))]
     parts += [el("div", el("strong", severity), f": {message}") for severity, message in item.diagnostics]
     if not parts:
         return el("div", summary, style="margin:.35em 0")
-    return fold(summary, *parts, opened=item.status in ("error", "interrupted", "blocked"))
+    return fold(summary, *parts, opened=bool(item.pictures) or item.status in ("error", "interrupted", "blocked"))
 
 
 @_html.register

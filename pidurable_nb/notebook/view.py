@@ -207,8 +207,8 @@ class ToolItem(_Part):
     """One call. ``output`` is the tail of what it printed, after ``dropped`` characters that are no longer held.
 
     ``call`` is the id that a decision about it names, ``replay`` its policy after a crash, ``duration`` in seconds,
-    ``result`` the text that the model gets, ``details_text`` more for people, ``diagnostics`` pairs of severity and
-    message.
+    ``result`` the text that the model gets, ``pictures`` its images as ``data:`` addresses, ``details_text`` more for
+    people, ``diagnostics`` pairs of severity and message.
     """
 
     name: str
@@ -220,6 +220,7 @@ class ToolItem(_Part):
     replay: Literal["safe", "unsafe"] | None = None
     duration: float | None = None
     result: str | None = None
+    pictures: tuple[str, ...] = ()
     details_text: str | None = None
     diagnostics: tuple[tuple[str, str], ...] = ()
     kind: Literal["tool"] = "tool"
@@ -463,6 +464,7 @@ class AnswerView(View):
             "facts": list(item.facts[1:]),
             "output": item.shown_output,
             "result": None if item.result is None else clip(clean_output(item.result), RESULT_LIMIT, where),
+            "pictures": list(item.pictures),
             "details": None if item.details_text is None else clip(clean_output(item.details_text), RESULT_LIMIT),
             "diagnostics": _cleaned([list(pair) for pair in item.diagnostics]),
             "asks": _asks(item),

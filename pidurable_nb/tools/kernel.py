@@ -1,8 +1,8 @@
 """The tool ``python``: code in the namespace of the notebook's own kernel (engine.md, section 12; notebook.md).
 
 The code runs on the kernel's main thread, as a cell of the user's would: it sees and makes the same variables. What it
-prints is committed as it comes; the value of its last line, displays and figures become blocks of the result. Nothing
-of it appears in the notebook itself, and ``In`` and ``Out`` stay as they are.
+prints is committed as it comes; the value of its last line, displays and figures become blocks of the result. A person
+sees it where the call is shown, not among the outputs of cells; ``In`` and ``Out`` stay as they are.
 
 IPython is not imported here: where no shell runs, there is nothing to run the code in.
 """

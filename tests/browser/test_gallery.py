@@ -238,6 +238,20 @@ def test_no_text_of_a_model_or_a_tool_runs_or_becomes_an_element(page: Page) -> 
     assert all(link.startswith("https://example.org/") for link in found["links"])
 
 
+def test_the_images_of_a_result_are_shown_and_no_other_address_is_fetched(page: Page) -> None:
+    show_live(page, "figures", ANSWERS["figures"])
+    images = page.locator("#figures .pd-pictures img")
+    expect(images).to_have_count(2)
+    assert [images.nth(n).get_attribute("alt") for n in range(2)] == ["image 1 of the result", "image 2 of the result"]
+    page.wait_for_function("[...document.querySelectorAll('#figures img')].every((image) => image.naturalWidth > 0)")
+    kinds = ("text/html", "image/svg+xml")
+    foreign = ("https://example.org/track.png", "javascript:alert(1)", *(f"data:{kind};base64,aGk=" for kind in kinds))
+    [tool, text] = ANSWERS["figures"].items
+    show_live(page, "foreign", ANSWERS["figures"].replaced(items=(tool.replaced(pictures=foreign), text)))
+    expect(page.locator("#foreign .pd-tool")).to_have_count(1)
+    expect(page.locator("#foreign img")).to_have_count(0)
+
+
 # -- streaming -------------------------------------------------------------------------------------------------------
 
 

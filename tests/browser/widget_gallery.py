@@ -6,8 +6,12 @@ wide and narrow, to ``DIR``.
 
 from __future__ import annotations
 
+import base64
 import json
+import math
+import struct
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,7 +117,45 @@ BUILD = ToolItem(
     output="\n".join(f"[{n:3d}/240] compiling module_{n}.c" for n in range(60, 90)),
 )
 
+
+def figure(width: int, height: int) -> str:
+    """A chart as a tool would give it: one curve on white, as the ``data:`` address of a PNG."""
+    rows = bytearray()
+    for y in range(height):
+        rows.append(0)
+        for x in range(width):
+            curve = height * (0.5 - 0.4 * math.sin(x / width * 7))
+            rows.append(0x30 if abs(y - curve) < 2 else 0xFF)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(rows))) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
 ANSWERS: dict[str, AnswerView] = {
+    "figures": AnswerView(
+        submission=31,
+        status="done",
+        model="local:smollm2",
+        started_at=START,
+        ended_at=START + 2,
+        items=(
+            ToolItem(
+                key="c9",
+                name="python",
+                arguments={"code": "plot(rates)"},
+                status="done",
+                replay="unsafe",
+                duration=0.4,
+                result="[image 1]\n[image 2]",
+                pictures=(figure(360, 120), figure(1600, 200)),
+            ),
+            TextItem(key="x", text="The rates swing."),
+        ),
+    ),
     "queued": AnswerView(submission=11, status="queued", model="openai:gpt-4.1", reason="after the answer before it"),
     "streaming": AnswerView(
         submission=12,

@@ -8,7 +8,15 @@ import pytest
 
 from pidurable_nb.agent.harness import InspectedTask, Inspection, TaskPending
 from pidurable_nb.agent.state import LiveApproval, LiveDeferred, LiveGeneration, LiveRetry, LiveRun, LiveState, LiveTool
-from pidurable_nb.messages import AssistantMessage, TextBlock, ToolCall, ToolResultMessage, Usage, UserMessage
+from pidurable_nb.messages import (
+    AssistantMessage,
+    ImageBlock,
+    TextBlock,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
 from pidurable_nb.notebook.present import answer_view, recovery_view, tasks_view, transcript_view
 from pidurable_nb.notebook.view import AnswerView, TextItem, ToolItem
 from pidurable_nb.records import (
@@ -91,6 +99,29 @@ def test_what_comes_after_the_answer_is_not_part_of_it() -> None:
     assert view(record(status="done", answer=8), entries).text == "mine"
     aborted = record(status="unanswered", reason="aborted")
     assert [item.text for item in view(aborted, (said(8, "half", reason="aborted"), *entries[1:])).items] == ["half"]
+
+
+@pytest.mark.parametrize(
+    ("media_type", "data", "shown"),
+    [
+        ("image/png", "aGk=", ("data:image/png;base64,aGk=",)),
+        ("image/webp", "aGkh", ("data:image/webp;base64,aGkh",)),
+        ("image/svg+xml", "aGk=", ()),  # it may hold a script
+        ("text/html", "aGk=", ()),
+        ("image/png", 'aGk="onerror="x()', ()),
+        ("image/png", "", ()),
+        ("image/png", "A" * 2_000_004, ()),
+    ],
+)
+def test_images_of_a_result_are_shown_where_they_hold_nothing_else(
+    media_type: str, data: str, shown: tuple[str, ...]
+) -> None:
+    content = [TextBlock("two"), ImageBlock(media_type, data)]
+    message = ToolResultMessage(call_id="call-1", tool_name="weather", content=content)
+    found = Entry(id=8, conversation_id=1, kind="pi.tool-result", messages=(message,))
+    [item] = view(placed(), (said(7, "", reason="tool_use", calls=(CALL,)), found)).items
+    assert isinstance(item, ToolItem)
+    assert (item.result, item.pictures) == ("two", shown)
 
 
 def test_a_cut_off_attempt_is_kept_above_the_new_one() -> None:

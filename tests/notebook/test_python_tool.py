@@ -107,14 +107,16 @@ def test_magics_and_await_work_as_in_a_cell(python: Python) -> None:
 
 
 def test_images_become_blocks(python: Python) -> None:
-    message = python.run(
+    turn = python.submit(
         f"import base64\nfrom IPython.display import Image\nprint('a figure:')\n"
         f"display(Image(data=base64.b64decode({PNG!r}), format='png'))\nprint('and so on')"
     )
-    text, image = message.content
+    answer = turn.result()
+    text, image = python.results()[-1].content
     assert text.text == "a figure:\n[image 1]\nand so on\n"  # type: ignore[union-attr]
     assert (image.type, image.media_type) == ("image", "image/png")  # type: ignore[union-attr]
     assert base64.b64decode(image.data) == base64.b64decode(PNG)  # type: ignore[union-attr]
+    assert f'<img src="data:image/png;base64,{image.data}"' in answer._repr_mimebundle_()["text/html"]  # type: ignore[union-attr]
 
 
 def test_in_out_and_the_prompt_number_stay(shell: Shell, python: Python) -> None:

@@ -367,3 +367,16 @@ def test_arguments_on_one_line() -> None:
 )
 def test_output_is_cleaned_as_a_terminal_would(text: str, expected: str) -> None:
     assert clean_output(text) == expected
+
+
+def test_the_images_of_a_result_are_part_of_the_page() -> None:
+    pictures = ("data:image/png;base64,aGk=", "data:image/jpeg;base64,aGk=")
+    view = AnswerView(items=(ToolItem(key="c", name="plot", status="done", result="two", pictures=pictures),))
+    markup = to_html(view)
+    assert re.findall(r'<img src="([^"]*)" alt="([^"]*)"', markup) == [
+        (pictures[0], "image 1 of the result"),
+        (pictures[1], "image 2 of the result"),
+    ]
+    assert "</img>" not in markup
+    assert "<details open" in markup
+    assert view.wire()["items"][0]["pictures"] == list(pictures)

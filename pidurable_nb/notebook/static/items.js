@@ -165,6 +165,24 @@ function decision(feed, home) {
   return { node, show };
 }
 
+// The images of a result. Their addresses hold them; any other address is not one of ours.
+function pictures() {
+  const node = make("div", "pd-pictures");
+  return {
+    node,
+    show(addresses) {
+      const ours = addresses.filter((address) => /^data:image\/(png|jpeg|gif|webp);base64,/.test(address));
+      while (node.children.length > ours.length) node.lastChild.remove();
+      ours.forEach((address, index) => {
+        const image = node.children[index] ?? node.appendChild(make("img", ""));
+        image.alt = `image ${index + 1} of the result`;
+        if (image.getAttribute("src") !== address) image.src = address;
+      });
+      toggle(node, ours.length > 0);
+    },
+  };
+}
+
 function toolPart(feed) {
   const node = make("details", "pd-tool");
   node.open = true;
@@ -185,10 +203,11 @@ function toolPart(feed) {
   full.append(fullTitle, fullText);
   const output = box("output");
   const result = box("result");
+  const shown = pictures();
   const details = box("details");
   const diagnostics = make("div", "pd-diagnostics");
   const decide = decision(feed, summary);
-  body.append(full, output.node, result.node, details.node, diagnostics, decide.node);
+  body.append(full, output.node, result.node, shown.node, details.node, diagnostics, decide.node);
   node.append(summary, body);
   return {
     node,
@@ -204,11 +223,12 @@ function toolPart(feed) {
       put(fullText, item.arguments_full);
       output.show(item.output);
       result.show(item.result);
+      shown.show(item.pictures ?? []);
       details.show(item.details);
       put(diagnostics, item.diagnostics.map(([severity, message]) => `${severity}: ${message}`).join("\n"));
       toggle(diagnostics, item.diagnostics.length > 0);
       decide.show(item.asks);
-      const parts = [full, output.node, result.node, details.node, diagnostics, decide.node];
+      const parts = [full, output.node, result.node, shown.node, details.node, diagnostics, decide.node];
       toggle(body, parts.some((part) => !part.hidden));
     },
   };
