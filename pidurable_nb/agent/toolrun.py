@@ -548,6 +548,9 @@ def _bounded(content: Sequence[ContentBlock]) -> tuple[list[ContentBlock], bool]
 async def _count(tx: Tx, record: TaskRecord, name: str, usage: Usage) -> None:
     counted = await tx.doc(UsageState, record.conversation_id)
     counted.tools[name] = counted.tools.get(name, Usage()) + usage
+    live = await tx.doc(LiveState, record.conversation_id)
+    if live.run is not None:
+        live.run = live.run.replaced(spent=live.run.spent + usage)
 
 
 def _update_nested(live: LiveState, task: int, status: Literal["pending", "running", "done"] | None) -> None:

@@ -21,6 +21,8 @@ from pidurable_nb import (
     SqliteStorage,
     Task,
     TaskRun,
+    ToolContext,
+    ToolResult,
     tool,
 )
 from pidurable_nb.errors import ConversationBusy, DurableError, InvalidValue, RequestIdReused, Unanswered
@@ -505,6 +507,30 @@ async def test_a_limit_ends_the_run_before_the_request_that_would_exceed_it(limi
         chat.settings = Settings(limits=RunLimits(**raised))
         again = await (await root.retry()).wait()
         assert again.status == "done"
+
+
+@bounded
+async def test_what_tools_spend_counts_towards_the_limits_of_their_run() -> None:
+    """Section 9, limits: a run's tokens and cost are those of its requests and of its tools, nested calls included."""
+    spent = Usage(input_tokens=40, cost=0.4)
+
+    @tool
+    async def inner() -> ToolResult:
+        return ToolResult("searched", usage=spent)
+
+    @tool
+    async def work(ctx: ToolContext) -> ToolResult:
+        await ctx.call_tool("inner")
+        return ToolResult("worked", usage=spent)
+
+    for limits, words in ((RunLimits(tokens=80), "80 tokens"), (RunLimits(cost=0.8), "$0.8")):
+        chat = Chat(Reply(tool_calls=calls("work").tool_calls, usage=Usage()), "never")
+        chat.install(work, inner)
+        chat.settings = Settings(limits=limits)
+        async with chat.open() as (harness, root):
+            record = await (await root.submit("hi")).wait()
+            assert (record.reason, words in record.detail["message"]) == ("limit", True)
+            assert (await harness.usage()).total == spent + spent
 
 
 @bounded
