@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,7 @@ class Night:
         self.path = path
         self.id = id
         self.clock = ManualClock(1_800_000_000.0)
+        self.reports: list[Any] = []
         self.registry = Registry()
         self.registry.install(Extension("weather", tools=[weather]))
 
@@ -239,6 +241,7 @@ class Night:
             registry=self.registry,
             settings=Settings(model=self.id, request=LATER),
             clock=self.clock,
+            on_report=self.reports.append,
         )
 
     async def until_deferred(self, harness: Harness) -> float:
@@ -304,6 +307,29 @@ def test_stopping_a_run_that_waits_cancels_its_batch(monkeypatch: pytest.MonkeyP
             await root.abort()
             assert (await submission.wait()).reason == "aborted"
         assert server.cancelled == set(server.batches) != set()
+
+    with_server(monkeypatch, body)
+
+
+@every_vendor
+def test_a_cancel_that_fails_is_reported_without_a_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, id: str
+) -> None:
+    async def body(server: BatchServer) -> None:
+        night = Night(tmp_path / "night.sqlite", id)
+        async with night.open() as harness:
+            root = await harness.root()
+            submission = await root.submit("hi")
+            await night.until_deferred(harness)
+            server.fault = error(500, {"error": {"message": f"no batch for {KEY}", "type": "x"}})
+            await root.abort()
+            assert (await submission.wait()).reason == "aborted"
+        (report,) = night.reports
+        assert report.kind == "task_error"
+        assert report.error is not None
+        said = str(report) + "".join(traceback.format_exception(report.error))
+        assert "no batch for [redacted]" in said
+        assert KEY not in said
 
     with_server(monkeypatch, body)
 

@@ -79,7 +79,6 @@ from pidurable_nb import RequestOptions, RetryPolicy, Settings, notebook, tool
 from pidurable_nb.models import RecordingModel, default_models
 
 default_models.register(RecordingModel("openai-chat:gpt-4o", "recording.jsonl"))
-reports = []
 
 @tool(replay="safe")
 def leaky() -> str:
