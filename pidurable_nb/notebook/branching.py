@@ -84,15 +84,21 @@ class Branches:
         branch = await parent.fork(at, init=self._moving(await self._key(request)))
         await self._asking.move(branch.id, await self.line(self._label, branch.id), at)
 
-    async def revise(self, entry: int, content: Content) -> Submission:
-        """Say an input differently, on a branch that the line moves to."""
+    async def revise(self, entry: int, content: Content, request: Request | None) -> Submission:
+        """Say an input differently, on a branch that the line moves to, made or found."""
+        found = None if request is None else await self._asking.made(request)
+        if found is not None:
+            await self._move_to(found)
+            first = await self._harness.submissions(conversation=ConversationId(found)).first()
+            assert first is not None, "a branch that was made by a revision begins with it"
+            return Submission(self._harness, first.id, first.conversation_id)
         here = self._asking.conversation
         before = await here.entries(max_id=entry - 1).first()
         agent = await here.agent()
         after = None if before is None else await self._asking.input_at(here.id, before.id)
         given = Provenance(after=after, model=agent.model, tools=tuple(sorted(agent.tools)))
         branch, submission = await here.revise(
-            EntryId(entry), content, data={"notebook": given.to_data()}, init=self._moving(None)
+            EntryId(entry), content, data={"notebook": given.to_data()}, init=self._moving(await self._key(request))
         )
         line = await self.line(self._label, branch.id)
         await self._asking.move(branch.id, line, None if before is None else before.id)

@@ -384,16 +384,25 @@ class Chat:
         self._check_open()
         self._bridge.run(self._branches.rewind, entry, _request(request_id))
 
-    def edit(self, entry: int, content: Content, *, show: bool | None = None) -> Turn:
+    def edit(
+        self,
+        entry: int,
+        content: Content,
+        *,
+        request_id: str | Request | None = None,
+        show: bool | None = None,
+    ) -> Turn:
         """Say an earlier question differently and go on from there, on a new branch; the original is kept.
 
-        ``entry`` is the question's. Returns the turn of the new one. Raises ``DurableError`` for an entry that does not
+        ``entry`` is the question's. Returns the turn of the new one; ``request_id`` goes to the branch that was made
+        under it. Raises ``DurableError`` for an entry that does not
         exist here or that is no question.
         """
         self._check_open()
 
         async def revise() -> Turn:
-            return await self._follow(content, Asked(await self._branches.revise(entry, content), None, stored=False))
+            submission = await self._branches.revise(entry, content, _request(request_id))
+            return await self._follow(content, Asked(submission, None, stored=False))
 
         turn = self._bridge.run(revise)
         if show if show is not None else frontend.live_frontend():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from notebook_books import CHANGED, STORED, Book, Life, Script
 
 from pidurable_nb import notebook
 from pidurable_nb.errors import DurableError, NotebookError, Unanswered
-from pidurable_nb.models import Reply, ScriptedModel
+from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
 
 
@@ -290,6 +291,19 @@ def test_editing_a_question_runs_on_from_it_and_keeps_the_original(book: Book) -
     assert STORED in book.run("a", "one")
 
 
+def test_an_edit_with_a_request_id_is_made_once(book: Book, life: Life) -> None:
+    book.run("a", "one")
+    book.run("b", "two")
+    question = [entry.id for entry in book.chat.history().entries if entry.role == "user"][1]
+    first = book.chat.edit(question, "better", request_id="edit").result()
+    life(book)
+    again = book.chat.edit(question, "better", request_id="edit").result()
+    assert again.entry == first.entry
+    assert said(book.chat) == ["one", "better"]
+    assert len(book.chat.conversations().rows) == 2
+    assert book.asked == 3
+
+
 def test_the_first_question_can_be_edited(book: Book) -> None:
     book.run("a", "one")
     question = next(entry.id for entry in book.chat.history().entries if entry.role == "user")
@@ -380,12 +394,15 @@ class Compactor:
     def __init__(self) -> None:
         self.summaries = 0
         self.fail = False
+        self.hang = False
 
-    def __call__(self, request: ModelRequest) -> Reply:
+    def __call__(self, request: ModelRequest) -> Reply | Hang:
         if any("compaction" in message.sections for message in request.messages if message.role == "system"):
             self.summaries += 1
             if self.fail:
                 return Reply(error="400 no")
+            if self.hang:
+                return Hang(after="the")
             asked = request.messages[-1].text
             return Reply("the gist of it" + (", with numbers" if "Keep the numbers." in asked else ""))
         return Reply("long " * 20_000)
@@ -420,6 +437,25 @@ def test_running_all_again_compacts_nothing_twice(book: Book, compactor: Compact
         assert compactor.summaries == 1
         assert len(book.model.requests) == 3
         book.restart()
+
+
+def test_a_compaction_that_a_kernel_left_is_waited_for_by_the_same_cell(book: Book, compactor: Compactor) -> None:
+    for cell, text in (("a", "one"), ("b", "two")):
+        book.run(cell, text)
+    compactor.hang = True
+    book.cell = "c"
+    book.shell.names["chat"] = book.chat
+    book.shell.run("request = chat.cell_request('compact', '', cell='c')")
+    task = book.chat.run(book.chat._branches.compact, None, book.shell.names["request"])
+    deadline = time.monotonic() + 30
+    while not compactor.summaries:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    compactor.hang = False
+    book.restart()
+    assert "the gist of it" in book.run("c", "", magic="%durable compact")
+    tasks = book.chat.run(book.chat.harness.tasks(kind="pi.compaction").list)
+    assert [found.id for found in tasks] == [task]
 
 
 def test_a_short_context_is_left_alone(book: Book) -> None:

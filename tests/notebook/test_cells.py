@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+from pathlib import Path
 
 import pytest
 from notebook_books import CHANGED, STORED, Book, Life, Script
@@ -10,6 +13,7 @@ from notebook_books import CHANGED, STORED, Book, Life, Script
 from pidurable_nb import notebook, tool
 from pidurable_nb.errors import Unanswered
 from pidurable_nb.models import ScriptedModel
+from pidurable_nb.notebook import frontend
 from pidurable_nb.notebook.cells import Order, Provenance
 
 
@@ -135,6 +139,38 @@ def test_front_ends_with_and_without_ids_share_what_is_stored(book: Book) -> Non
     book.runner = False
     assert STORED in book.run("d", "only here")
     assert book.asked == 4
+
+
+SHAPES = sorted((Path(__file__).parent / "shapes").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SHAPES, ids=[path.stem for path in SHAPES])
+def test_run_all_finds_everything_under_each_front_end(book: Book, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    shape = json.loads(path.read_text())["request"]
+    executions = itertools.count()
+    monkeypatch.setattr(frontend, "cell_id", lambda: frontend.cell_of(frontend.request()))
+    monkeypatch.setattr(frontend, "live_frontend", lambda: False)  # so that every cell shows its end
+
+    def run_all(*cells: tuple[int, str]) -> list[bool]:
+        stored = []
+        for number, text in cells:
+            metadata = dict(shape["metadata"])
+            if "cellId" in metadata:
+                metadata["cellId"] = f"{metadata['cellId']}{number}"
+            header = shape["header"] | {"msg_id": f"{next(executions)}"}
+            request = shape | {"metadata": metadata, "header": header}
+            monkeypatch.setattr(frontend, "request", lambda request=request: request)
+            stored.append(STORED in book.shell.run(f"%%durable\n{text}"))
+        return stored
+
+    cells = ((0, "one"), (1, "same"), (2, "same"), (3, "three"))
+    assert run_all(*cells) == [False] * 4
+    for _ in range(2):
+        book.restart()
+        assert run_all(*cells) == [True] * 4
+    assert book.asked == 4
+    book.restart()
+    assert run_all((0, "one"), (9, "one, edited"), (1, "same")) == [True, False, True]
 
 
 VS_CODE = "vscode-notebook-cell:/home/me/{}.ipynb#W{}sZmlsZQ%3D%3D"
