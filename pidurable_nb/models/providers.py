@@ -16,7 +16,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 from pydantic_ai import messages as theirs
 from pydantic_ai.direct import model_request_stream
@@ -36,6 +36,7 @@ from pydantic_ai.exceptions import (
 )
 from pydantic_ai.models import Model as TheirModel, ModelRequestParameters, infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
+from pydantic_ai.settings import ThinkingEffort
 from pydantic_ai.tools import ToolDefinition
 
 from ..errors import DurableError, ModelError, UnknownModel
@@ -71,6 +72,8 @@ _SIGNED = "pydantic-ai:"
 """Leads a signature that carries more than the provider's proof."""
 
 _STOP_REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "tool_call": "tool_use"}
+
+_LEVELS = ("off", *get_args(ThinkingEffort))
 
 _CHOICES = ("auto", "required", "none")
 
@@ -544,7 +547,12 @@ def _their_settings(model: TheirModel, request: ModelRequest) -> dict[str, Any]:
     if options.headers:
         settings["extra_headers"] = dict(options.headers)
     if request.tools and (choice := options.tool_choice) is not None:
+        names = [tool.name for tool in request.tools]
+        if choice not in _CHOICES and choice not in names:
+            raise ModelError(f"tool_choice is {choice!r}: it is {', '.join(_CHOICES)}, or one of {', '.join(names)}.")
         settings["tool_choice"] = choice if choice in _CHOICES else [choice]
+    if request.thinking not in _LEVELS:
+        raise ModelError(f"thinking is {request.thinking!r}: a level is one of {', '.join(_LEVELS)}.")
     if model.profile.get("supports_thinking"):
         settings["thinking"] = False if request.thinking == "off" else request.thinking
     if model.profile.get("supports_cache"):

@@ -152,6 +152,15 @@ def test_thinking_levels_reach_the_models_that_think(monkeypatch: pytest.MonkeyP
 
 
 @every_protocol
+def test_a_level_and_a_choice_that_there_are_not_are_said(monkeypatch: pytest.MonkeyPatch, id: str) -> None:
+    _, message, server = Exchange(monkeypatch, id).run(thinking="banana")
+    assert message.error == "thinking is 'banana': a level is one of off, minimal, low, medium, high, xhigh, max."
+    _, message, server = Exchange(monkeypatch, id).run(tools=(WEATHER,), options=RequestOptions(tool_choice="rain"))
+    assert message.error == "tool_choice is 'rain': it is auto, required, none, or one of weather."
+    assert server.requests == []
+
+
+@every_protocol
 def test_an_image_in_a_tool_result_reaches_the_model(monkeypatch: pytest.MonkeyPatch, id: str) -> None:
     data = base64.b64encode(b"a picture").decode()
     call = ToolCall(id="call_1", name="plot", arguments={})
