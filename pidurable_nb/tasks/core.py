@@ -28,6 +28,8 @@ from ..records import Sleeping, TaskRecord, Waiting, outcome_of_task
 
 BlockedReason: TypeAlias = Literal["missing_task", "task_too_old", "migration_failed"]
 Mode: TypeAlias = Literal["run", "abort"]
+MarkReason: TypeAlias = Literal["restart"] | None
+"""Why a task is marked: a restart gave it up, or an abort was asked for, which stands above a restart."""
 
 RESERVE_AT_ONCE = 64
 """How many ready tasks one commit reserves, or orphans."""
@@ -61,7 +63,7 @@ class Mark:
     """Commit abort marks: a cascade, a fail-fast wait, or tasks abandoned by a restart."""
 
     tasks: tuple[int, ...]
-    reason: Literal["restart"] | None = None
+    reason: MarkReason = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class SchedulerCore:
         self._waiters: dict[int, dict[int, None]] = {}
         self._ready: deque[int] = deque()
         self._sleepers: list[tuple[float, int]] = []
-        self._to_mark: dict[int, Literal["restart"] | None] = {}
+        self._to_mark: dict[int, MarkReason] = {}
         self._to_finalise: dict[int, None] = {}
         self._to_orphan: dict[int, BlockedReason] = {}
         self._to_cancel: dict[int, None] = {}
@@ -133,7 +135,7 @@ class SchedulerCore:
         self._blocked: set[int] = set()
         self._queued: set[int] = set()  # in the ready queue
         self._reserving: set[int] = set()  # handed out by Reserve, neither started nor passed over
-        self._marking: set[int] = set()  # an abort mark was asked for and has not landed
+        self._marking: dict[int, MarkReason] = {}  # the newest abort mark that was asked for and has not landed
         self._ending: set[int] = set()  # asked to be finalised or orphaned
         self._running = 0
         self._from_earlier_life: set[int] = set()
@@ -171,7 +173,8 @@ class SchedulerCore:
         if before.state is not record.state and before.state != record.state:
             self._note(at, record.id, describe(record))
         if record.abort_requested:
-            self._marking.discard(record.id)
+            if record.abort_reason is None or self._marking.get(record.id) == record.abort_reason:
+                self._marking.pop(record.id, None)  # the mark of a restart does not answer a request behind it
             if not before.abort_requested:
                 self._note(at, record.id, f"abort mark{f' ({record.abort_reason})' if record.abort_reason else ''}")
         self._unwait(node)
@@ -180,8 +183,7 @@ class SchedulerCore:
         self._wait(node)
         outcome = outcome_of_task(record)
         if record.abort_requested or (outcome is not None and outcome.status != "completed"):
-            replaced = before.abort_reason is not None and record.abort_reason is None
-            self._cancel_below(node, mark_self=False, replace=replaced)
+            self._cancel_below(node, self._reason_below(node))
         if outcome is not None and outcome.status != "completed":
             self._target_failed(record.id)
         self._touch(record.id)
@@ -230,7 +232,9 @@ class SchedulerCore:
             for task in sorted(self._from_earlier_life):
                 node = self.nodes.get(task)
                 if node is not None and not node.record.abort_requested:
-                    self._cancel_below(node, mark_self=True, reason="restart")
+                    self._cancel(node, "restart")
+                    if node.record.state.status == "completing":  # only marked: its outcome stays
+                        self._ask_mark(node, "restart")
             self._from_earlier_life.clear()
 
     def close(self) -> None:
@@ -409,7 +413,7 @@ class SchedulerCore:
             above.children[record.id] = None
             outcome = outcome_of_task(above.record)
             if above.cancelled or above.record.abort_requested or (outcome and outcome.status != "completed"):
-                self._cancel_below(node, mark_self=True)
+                self._cancel(node, self._reason_below(above))
         return node
 
     def _ended(self, node: Node, record: TaskRecord, at: float) -> None:
@@ -423,9 +427,9 @@ class SchedulerCore:
             node.invocation = None
         del self.nodes[record.id]
         self._show(record.id)
-        for flags in (self._queued, self._reserving, self._marking, self._ending):
+        for flags in (self._queued, self._reserving, self._ending):
             flags.discard(record.id)
-        for asked in (self._to_mark, self._to_finalise, self._to_orphan, self._to_cancel):
+        for asked in (self._marking, self._to_mark, self._to_finalise, self._to_orphan, self._to_cancel):
             asked.pop(record.id, None)
         above = self.nodes.get(node.owner) if node.owner is not None else None
         if above is not None:
@@ -496,29 +500,49 @@ class SchedulerCore:
         for task in sorted(node.unsettled):
             rest = self.nodes.get(task)
             if rest is not None:
-                self._cancel_below(rest, mark_self=True)
+                self._cancel(rest, None)
 
-    def _cancel_below(
-        self, top: Node, *, mark_self: bool, reason: Literal["restart"] | None = None, replace: bool = False
-    ) -> None:
-        """Forbid run phases below, at once, and ask for the marks that make it durable.
+    def _cancel(self, node: Node, reason: MarkReason) -> None:
+        """Forbid run phases of a task and below it, at once, and ask for the marks that make it durable."""
+        node.cancelled = True
+        if node.record.state.status != "completing":
+            self._ask_mark(node, reason)
+        self._touch(node.record.id)
+        self._cancel_below(node, reason)
 
-        ``replace`` also marks anew what a restart had marked: a real abort request stands above it.
-        """
+    def _cancel_below(self, top: Node, reason: MarkReason) -> None:
+        """The same for everything below a task. It stops where an earlier cascade did the same or more."""
         stack = [top]
         while stack:
-            node = stack.pop()
-            if node is not top or mark_self:
-                if node.cancelled and node is not top and not replace:
+            for id in stack.pop().children:
+                node = self.nodes.get(id)
+                if node is None or (node.cancelled and (reason is not None or self._abort_asked(node))):
                     continue
                 node.cancelled = True
-                record = node.record
-                unmarked = not record.abort_requested and record.id not in self._marking
-                if record.state.status != "completing" and (unmarked or (replace and record.abort_reason is not None)):
-                    self._marking.add(record.id)
-                    self._to_mark[record.id] = reason
-                self._touch(node.record.id)
-            stack.extend(child for id in node.children if (child := self.nodes.get(id)) is not None)
+                if node.record.state.status != "completing":
+                    self._ask_mark(node, reason)
+                self._touch(id)
+                stack.append(node)
+
+    def _ask_mark(self, node: Node, reason: MarkReason) -> None:
+        """Ask for an abort mark, unless one that stands above it or is the same is stored or under way."""
+        id = node.record.id
+        known = node.record.abort_requested or id in self._marking
+        if not known or (reason is None and not self._abort_asked(node)):
+            self._marking[id] = self._to_mark[id] = reason
+
+    def _abort_asked(self, node: Node) -> bool:
+        """Whether a real request of abort has marked a task, or is about to."""
+        record = node.record
+        return (record.abort_requested and record.abort_reason is None) or self._marking.get(record.id, "no") is None
+
+    def _reason_below(self, node: Node) -> MarkReason:
+        """With which reason a cancelled task cancels what is below it."""
+        record = node.record
+        outcome = outcome_of_task(record)
+        if outcome is not None and outcome.status != "completed":
+            return None
+        return record.abort_reason if record.abort_requested else self._marking.get(record.id)
 
     def _show(self, task: int) -> None:
         if self.seen_changes is not None:
@@ -564,13 +588,13 @@ class SchedulerCore:
             runs = node.invocation is not None and record.state.status != "completing"  # its code may run on
             assert elsewhere.count(True) + runs <= 1, f"task {id} is in two places at once"
         assert running == self._running, f"{running} invocations run, {self._running} were counted"
-        for what, ids in (("queued", self._queued), ("reserving", self._reserving), ("marking", self._marking)):
+        for what, ids in (("queued", self._queued), ("reserving", self._reserving), ("marking", set(self._marking))):
             assert ids <= self.nodes.keys(), f"{what} tasks are not live: {sorted(ids - self.nodes.keys())}"
         assert self._queued <= set(self._ready), f"queued, not in the queue: {self._queued - set(self._ready)}"
 
     def overlooked(self, now: float) -> list[int]:
         """Tasks that could go on and that nothing is under way for: a lost wake-up. Empty after ``decide``."""
-        busy = self._queued | self._reserving | self._ending | self._marking | self._dirty.keys()
+        busy = self._queued | self._reserving | self._ending | self._marking.keys() | self._dirty.keys()
         lost: list[int] = []
         for id, node in self.nodes.items():
             state = node.record.state

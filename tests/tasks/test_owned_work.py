@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pidurable_nb import Document, Phase, StoredTask, Task, TaskRun
+from pidurable_nb import MemoryStorage, Phase, StoredTask, Task, TaskRun
 from pidurable_nb.errors import DurableError
 from pidurable_nb.records import Completed, Completing, ErrorInfo, Failed, TaskRecord, Terminal, Waiting
 from pidurable_nb.storage.protocol import PutTask
@@ -45,10 +45,6 @@ script = Script()
 @pytest.fixture(autouse=True)
 def a_fresh_script() -> None:
     script.__init__()  # type: ignore[misc]
-
-
-class Note(Document, kind="test.owned-note", scope="task"):
-    text: str = ""
 
 
 class Node(Task[str, str], name="t.node"):
@@ -678,5 +674,53 @@ def test_the_root_is_busy_with_work_deep_below_it_also_after_a_reopen(tmp_path: 
             script.open("inner")
             await idle
             assert (await outcome(w, "parent")).status == "completed"
+
+    run(main)
+
+
+class HeldMarks(MemoryStorage):
+    """Holds the commit that marks a task, until it is released."""
+
+    target: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def commit(self, batch: Any, **options: Any) -> int:
+        items = list(batch)
+        for item in items:
+            if isinstance(item, PutTask) and item.record.id == self.target and item.record.abort_requested:
+                self.reached.set()
+                await self.release.wait()
+        return await super().commit(items, **options)
+
+
+def test_no_phase_starts_below_a_marked_owner_before_the_cascade_has_landed() -> None:
+    async def advances(task: TaskRun[str, str]) -> None:
+        await asyncio.shield(script.gate("advance"))
+        await task.next(Node.Resume())
+
+    async def main() -> None:
+        storage = HeldMarks()
+        w = World(Node)
+        harness = await w.open(storage)
+        script.runs |= {"parent": hang, "child": advances}
+        parent = await w.create(Node, "parent")
+        storage.target = await w.create(Node, "child", owner=parent)
+        harness.resume()
+        await said("run:parent")
+        await said("run:child")
+        aborting = asyncio.create_task(harness.abort_task(parent))
+        await asyncio.wait_for(storage.reached.wait(), 15)
+        script.open("advance", "")
+        await asyncio.sleep(0.05)
+        assert "resume:child" not in script.log
+        storage.release.set()
+        assert await aborting == "marked"
+        assert (await w.outcome(parent)).status == "aborted"
+        assert script.log == ["run:parent", "run:child", "abort:child", "abort:parent"]
+        await harness.close()
 
     run(main)

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from pidurable_nb import Document, Phase, Settings, Task, TaskRun
+from pidurable_nb.records import Completed, Completing, ErrorInfo, Failed, Running, Terminal, Waiting
+from pidurable_nb.storage.protocol import PutTask
+from pidurable_nb.tasks.rules import change
 from pidurable_nb.testing import eventually
 
 from .support import World, forever, run
@@ -136,10 +139,6 @@ def test_a_state_that_differs_starts_the_count_over(tmp_path: Path) -> None:
 
     async def progressed(w: World, id: int) -> Any:
         """As if the phase that hung had led on before its next crash."""
-        from pidurable_nb.records import Running
-        from pidurable_nb.storage.protocol import PutTask
-        from pidurable_nb.tasks.rules import change
-
         storage = await w._storage()
         record = await storage.task(id)
         running = change(record, "reserve", Running(checkpoint={"phase": "run", "turn": 1}), 1.0)
@@ -227,6 +226,112 @@ def test_an_abandoned_task_without_its_definition_waits_for_one(tmp_path: Path, 
             w.define(Killer)
         ended = await w.harness.wait_for_task(id)
         assert (ended.state.outcome.status, ended.abort_reason, Killer.log) == ("aborted", "restart", ["abort"])
+        await w.harness.close()
+
+    run(main, timeout=60)
+
+
+class Dormant(Task[None, None], name="t.dormant"):
+    """Runs until it is aborted."""
+
+    class Work(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None:
+            await forever()
+
+
+class Missing(Task[None, None], name="t.missing"):
+    """Is never installed."""
+
+    class Work(Phase):
+        async def run(self, task: TaskRun[None, None]) -> None: ...
+
+
+async def reopened(w: World, *records: Any) -> None:
+    """As if a crash had left these records."""
+    await w.harness.storage.commit([PutTask(record) for record in records])
+    await w.kill()
+
+
+def test_a_request_of_abort_stands_above_a_restart_mark_all_the_way_down(tmp_path: Path) -> None:
+    async def main() -> None:
+        w = World(Dormant).at(tmp_path)
+        await w.open()
+        top = await w.create(Dormant)
+        middle = await w.create(Dormant, owner=top, abandon_on_restart=True)
+        leaf = await w.create(Missing, owner=middle)
+        await w.kill()
+        w.harness.resume()
+
+        async def waits_for_its_definition() -> bool:
+            return (await w.harness.task_graph()).tasks[leaf].blocked == "missing_task"
+
+        await eventually(waits_for_its_definition)
+        assert (await w.record(leaf)).abort_reason == "restart"
+        await w.harness.abort_task(top)
+        assert (await w.outcome(leaf)).status == "orphaned"
+        assert (await w.outcome(middle)).status == "aborted"
+        assert (await w.outcome(top)).status == "aborted"
+        assert [(await w.record(id)).abort_reason for id in (top, middle, leaf)] == [None] * 3
+        w.harness.validate()
+        await w.harness.close()
+
+    run(main, timeout=60)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_fail_fast_wait_stands_above_a_restart_mark(tmp_path: Path, marked: bool) -> None:
+    async def main() -> None:
+        w = World(Dormant).at(tmp_path)
+        await w.open()
+        owner = await w.create(Dormant, abandon_on_restart=True)
+        failed = await w.create(Dormant, owner=owner)
+        child = await w.create(Missing, owner=owner)
+        waiting = Waiting(checkpoint={"phase": "work"}, on=(failed, child), policy="fail_fast")
+        record = (await w.record(owner)).replaced(state=waiting)
+        if marked:
+            record = record.replaced(abort_requested=True, abort_reason="restart")
+        outcome = Failed(error=ErrorInfo("no"))
+        ended = (await w.record(failed)).replaced(state=Terminal(outcome=outcome), ended_at=1.0)
+        await reopened(w, record, ended)
+        w.harness.resume()
+        # A restart mark would have it wait for its code; a request orphans it.
+        assert (await w.outcome(child)).status == "orphaned"
+        assert (await w.outcome(owner)).status == "aborted"
+        assert (await w.record(owner)).abort_reason == "restart"
+        await w.harness.close()
+
+    run(main, timeout=60)
+
+
+def test_a_restart_mark_that_a_crash_cut_off_cascades_as_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        w = World(Dormant).at(tmp_path)
+        await w.open()
+        owner = await w.create(Dormant)
+        child = await w.create(Missing, owner=owner)
+        await reopened(w, (await w.record(owner)).replaced(abort_requested=True, abort_reason="restart"))
+
+        async def marked() -> bool:
+            return (await w.record(child)).abort_requested
+
+        await eventually(marked)
+        assert (await w.record(child)).abort_reason == "restart"
+        await w.harness.close()
+
+    run(main, timeout=60)
+
+
+def test_an_abandoned_task_that_holds_its_outcome_keeps_it_and_its_work_is_aborted(tmp_path: Path) -> None:
+    async def main() -> None:
+        w = World(Dormant).at(tmp_path)
+        await w.open()
+        holder = await w.create(Dormant, abandon_on_restart=True)
+        child = await w.create(Dormant, owner=holder)
+        await reopened(w, (await w.record(holder)).replaced(state=Completing(outcome=Completed(result=None))))
+        w.harness.resume()
+        assert (await w.outcome(child)).status == "aborted"
+        ended = await w.harness.wait_for_task(holder)
+        assert (ended.state.outcome.status, ended.abort_reason) == ("completed", "restart")
         await w.harness.close()
 
     run(main, timeout=60)
