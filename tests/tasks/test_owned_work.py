@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pidurable_nb import MemoryStorage, Phase, StoredTask, Task, TaskRun
-from pidurable_nb.errors import DurableError
+from pidurable_nb.errors import DurableError, SessionClosed
 from pidurable_nb.records import Completed, Completing, ErrorInfo, Failed, TaskRecord, Terminal, Waiting
 from pidurable_nb.storage.protocol import PutTask
 from pidurable_nb.testing import eventually
@@ -722,5 +722,120 @@ def test_no_phase_starts_below_a_marked_owner_before_the_cascade_has_landed() ->
         assert (await w.outcome(parent)).status == "aborted"
         assert script.log == ["run:parent", "run:child", "abort:child", "abort:parent"]
         await harness.close()
+
+    run(main)
+
+
+# -- asking twice, and waiting for idleness --------------------------------------------------------------------------
+
+
+def test_a_second_abort_leaves_a_handler_that_runs_alone_and_its_outcome_counts() -> None:
+    async def handler(task: TaskRun[str, str]) -> None:
+        await asyncio.shield(script.gate("handler"))
+        await task.aborted("once")
+        raise RuntimeError("after the outcome")
+
+    async def main() -> None:
+        script.runs["task"], script.aborts["task"] = hang, handler
+        async with world(Node) as w:
+            id = await start(w, "task")
+            await said("run:task")
+            assert await w.harness.abort_task(id) == "marked"
+            await said("abort:task")
+            assert await w.harness.abort_task(id) == "marked"
+            script.open("handler")
+            ended = await w.harness.wait_for_task(id)
+            assert (ended.state.outcome.status, ended.state.outcome.reason) == ("aborted", "once")
+            assert script.log == ["run:task", "abort:task"]
+            await eventually(lambda: [report.kind for report in w.reports] == ["task_error"])
+
+    run(main)
+
+
+def test_a_mark_that_lands_while_a_phase_goes_on_starts_no_further_phase() -> None:
+    async def deaf(task: TaskRun[str, str]) -> None:
+        await task.next(Node.Resume())
+        script.log.append("went on")
+        while True:
+            try:
+                await asyncio.shield(script.gate("return"))
+                return
+            except asyncio.CancelledError:
+                script.log.append("was cancelled")
+
+    async def main() -> None:
+        script.runs["task"] = deaf
+        async with world(Node) as w:
+            id = await start(w, "task")
+            await said("went on")
+            await w.harness.abort_task(id)
+            await said("was cancelled")
+            script.open("return")
+            assert (await w.harness.wait_for_task(id)).state.outcome.status == "aborted"
+            assert script.log == ["run:task", "went on", "was cancelled", "abort:task"]
+
+    run(main)
+
+
+def test_idleness_counts_work_that_is_blocked_and_leaves_out_the_background() -> None:
+    async def main() -> None:
+        class Unknown(Task[None, None], name="t.unknown"):
+            class Run(Phase):
+                async def run(self, task: TaskRun[None, None]) -> None: ...
+
+        async with world(Node) as w:
+            root = await w.harness.root()
+            await root.wait_for_idle()
+            await w.harness.wait_for_idle()
+            other = await w.harness.create_conversation()
+            await start(w, "foreground")
+            await start(w, "background", background=True)
+            await start(w, "elsewhere", conversation=other.id)
+            blocked = await w.create(Unknown)
+            idle, all_idle = (asyncio.create_task(wait) for wait in (root.wait_for_idle(), w.harness.wait_for_idle()))
+            script.open("foreground")
+            await becomes(w, "foreground", "terminal")
+
+            async def blocked_now() -> bool:
+                return (await w.harness.task_graph()).tasks[blocked].blocked == "missing_task"
+
+            await eventually(blocked_now)
+            assert not idle.done()  # what is blocked is live
+            await w.harness.abort_task(blocked)
+            await idle
+            assert not all_idle.done()
+            script.open("elsewhere")
+            await all_idle
+            assert await status(w, "background") == "running"
+
+    run(main)
+
+
+@pytest.mark.parametrize("what", ["task", "idle", "conversation"])
+def test_whoever_waits_hears_of_a_close_before_the_code_has_stopped(what: str) -> None:
+    async def deaf(task: TaskRun[str, str]) -> None:
+        while True:
+            try:
+                await asyncio.shield(script.gate("return"))
+                return
+            except asyncio.CancelledError:
+                script.log.append("was cancelled")
+
+    async def main() -> None:
+        script.runs["task"] = deaf
+        async with world(Node) as w:
+            id = await start(w, "task")
+            await said("run:task")
+            root = await w.harness.root()
+            waits = {"task": w.harness.wait_for_task, "idle": lambda _: w.harness.wait_for_idle()}
+            waiting = asyncio.create_task(waits.get(what, lambda _: root.wait_for_idle())(id))
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(w.harness.close())
+            await said("was cancelled")
+            with pytest.raises(SessionClosed):
+                await asyncio.wait_for(waiting, 15)
+            assert not closing.done()
+            script.open("return")
+            await closing
 
     run(main)
