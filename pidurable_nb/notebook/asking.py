@@ -13,7 +13,7 @@ is asked on the branch where the notebook goes on.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..agent.conversation import Conversation, Submission, WhenBusy
@@ -44,11 +44,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a cell asks for: the digest of its text and the cell that runs it, or the ``name`` it was given."""
+    """What one run of a cell asks for: the digest of its text and the cell, or the ``name`` it was given.
+
+    ``taken`` holds its id in each conversation where it has one for good.
+    """
 
     digest: str
     cell: str | None
     name: str | None = None
+    taken: dict[int, str] = field(default_factory=dict, compare=False)
 
 
 class _Place(NamedTuple):
@@ -96,12 +100,16 @@ class Asking:
         """The request's id in a conversation, without taking its ordinal."""
         if request.name is not None:
             return request.name
+        if conversation in request.taken:
+            return request.taken[conversation]
         known = await self._harness.snapshot(CellsState, conversation)
         cells = known.texts.get(request.digest, []) if known is not None else []
         return request_id(request.digest, self._ordinals.look(conversation, request.digest, request.cell, cells))
 
     async def take(self, request: Request, conversation: int) -> str:
         """The request's id in a conversation, whose ordinal is the cell's from now on."""
+        if conversation in request.taken:
+            return request.taken[conversation]
         id = await self._id(request, conversation)
         if request.name is None and self._ordinals.take(conversation, request.digest, request.cell):
             assert request.cell is not None, "only cells with lasting ids are stored"
@@ -110,6 +118,7 @@ class Asking:
                 async with self._harness.commit() as tx:
                     ordinal = await ordinal_of(tx, conversation, request.digest, request.cell)
                 id = request_id(request.digest, ordinal)
+        request.taken[conversation] = id
         return id
 
     def _later(self) -> list[int]:

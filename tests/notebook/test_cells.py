@@ -330,6 +330,21 @@ def test_a_failed_submission_is_asked_anew_under_the_same_id(book: Book, script:
     assert book.asked == 3
 
 
+def test_without_cell_ids_the_next_life_asks_a_failed_one_anew_under_the_same_id(book: Book, script: Script) -> None:
+    book.runner = True
+    script.fail = True
+    book.fails("", "one")
+    script.fail = False
+    book.restart()
+    assert "attempt 2 of this cell" in book.run("", "one")
+    first, second = [request or "" for *_, request in book.submissions]
+    assert second == f"{first}#2"
+    book.restart()
+    assert STORED in book.run("", "one")
+    assert STORED not in book.run("", "one"), "a second run stands for a second question"
+    assert book.asked == 3
+
+
 def test_an_aborted_submission_stays_aborted_until_it_is_asked_again(book: Book, life: Life) -> None:
     book.submit("a", "hang one")
     book.chat.stop()

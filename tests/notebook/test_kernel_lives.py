@@ -498,3 +498,28 @@ def test_an_unfinished_submission_is_followed_live_by_the_same_cell(live: Kernel
     assert "application/vnd.jupyter.widget-view+json" not in final
     assert "✓ done" in final["text/plain"]
     assert len(live.value(SUBMISSIONS)) == 1
+
+
+def test_a_killed_kernel_is_on_its_branch_in_the_next_life(live: Kernel) -> None:
+    cells = [
+        ("a", "%%durable --to first\none"),
+        ("b", "%%durable --wait\ntwo"),
+        ("c", "%durable rewind {first.entry.id}"),
+        ("d", "%%durable --wait\ntwo"),
+    ]
+    here = "[chat.conversation.id, len(chat.conversations().rows), len(chat.run(chat.harness.submissions().list))]"
+    opened(live)
+    for cell, code in cells:
+        assert live.run(code, cell=cell).status == "ok"
+    before = live.value(here)
+    assert before[1:] == [2, 3]
+    live.kill()
+    live.start()
+    opened(live)
+    assert live.value(here) == before
+    for cell, code in cells:
+        ran = live.run(code, cell=cell)
+        assert ran.status == "ok", ran.text
+        assert cell == "c" or "stored answer from " in ran.text
+    assert live.value(here) == before
+    assert live.value("len(model.requests)") == 0
