@@ -30,12 +30,12 @@ from pidurable_nb import (
     RequestOptions,
     RetryPolicy,
     Settings,
-    SqliteStorage,
     Task,
     TaskRun,
     ToolContext,
     ToolControl,
     ToolResult,
+    open_storage,
     run_end_task,
     section,
     tool,
@@ -59,8 +59,8 @@ class Tidy(Task[None, None], name="random.tidy", version=1):
 class World:
     """What outlives the crashes of one random history."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self.path = path
+    def __init__(self, where: str, seed: int) -> None:
+        self.where = where
         self.chance = random.Random(seed)
         self.calls = 0
         self.effects: Counter[int] = Counter()
@@ -149,7 +149,7 @@ class World:
         )
 
     async def open(self) -> tuple[KillSwitch, Harness]:
-        switch = KillSwitch(await SqliteStorage.open(self.path))
+        switch = KillSwitch(await open_storage(self.where))
         return switch, await Harness.open(switch, models=self.model(), registry=self.registry, settings=self.settings)
 
     async def act(self, harness: Harness, conversation: Conversation) -> None:
@@ -342,7 +342,7 @@ def malformed(messages: tuple[Message, ...]) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_random_conversation_ends_whole(tmp_path: Path, seed: int) -> None:
-    world = World(tmp_path / "s.sqlite", seed)
+    world = World(f"jsonl:{tmp_path / 'journal'}" if seed % 4 == 3 else str(tmp_path / "s.sqlite"), seed)
 
     async def live_once() -> None:
         switch, harness = await world.open()
