@@ -1,7 +1,8 @@
 """Random conversations: inputs, writes, resets, stops, retries, branches, compactions and crashes at random times.
 
 Whatever happens, every request that a model gets is well formed, every call has one result, what must not run twice
-does not, and in the end everything is settled and answers again (engine.md, sections 5, 6, 9, 11, 12 and 13).
+does not, events and views tell what is stored, and in the end everything is settled and answers again (engine.md,
+sections 5, 6, 9 and 11 to 14).
 """
 
 from __future__ import annotations
