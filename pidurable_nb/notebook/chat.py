@@ -21,7 +21,7 @@ from ..agent.state import InboxItem, LiveApproval, UsageState
 from ..errors import NotebookError
 from ..messages import TextBlock, UserMessage, text_of
 from ..records import Entry, SubmissionRecord, SubmissionStatus, TaskId, TaskRecord
-from . import frontend, live
+from . import frontend, live, talk
 from .asking import Asked, Asking, Content, Request
 from .branching import Branches
 from .displays import Changing, display, request_name
@@ -33,6 +33,8 @@ from .opened import check_name, close, is_current, opened, session_name, session
 from .opensession import OpenSession
 from .present import approval_calls, tasks_view, transcript_view
 from .render import mimebundle
+from .talk import stopped_inputs
+from .talkview import TalkView
 from .timelineview import LIMIT, TimelineView
 from .turns import Answer, Turn
 from .view import (
@@ -494,6 +496,11 @@ class Chat:
         ended = await self.harness.tasks(status="terminal").list(500) if all else []
         return tasks_view(graph, ended, all=all)
 
+    def watch(self) -> LiveView[TalkView]:
+        """The conversation, live where somebody watches: its transcript, what waits, and a place to write."""
+        self._check_open()
+        return talk.watch(self)
+
     def graph(self) -> LiveView[GraphView]:
         """The tasks as a tree, live where somebody watches: owners, waits, and why something does not go on."""
         self._check_open()
@@ -511,7 +518,7 @@ class Chat:
         async def read() -> TranscriptView:
             entries = await self.conversation.entries(order="ascending").list()
             earlier = 0 if count is None else max(0, len(entries) - count)
-            shown, stopped = entries[earlier:], await self._stopped(entries[earlier:])
+            shown, stopped = entries[earlier:], await stopped_inputs(self.harness, entries[earlier:])
             return transcript_view(shown, conversation=self.conversation.id, earlier=earlier, stopped=stopped)
 
         return self._bridge.run(read)
@@ -522,21 +529,10 @@ class Chat:
 
         async def read() -> TranscriptView:
             view = await self.conversation.context()
-            stopped = await self._stopped(view.entries)
+            stopped = await stopped_inputs(self.harness, view.entries)
             return transcript_view(view.entries, conversation=self.conversation.id, stopped=stopped)
 
         return self._bridge.run(read)
-
-    async def _stopped(self, entries: Sequence[Entry]) -> set[int]:
-        """The entries of the inputs whose run was stopped; nothing is read when no answer was cut off."""
-        messages = [message for entry in entries for message in entry.messages]
-        if not any(message.role == "assistant" and message.stop_reason == "aborted" for message in messages):
-            return set()
-        found: set[int] = set()
-        async for record in self.harness.submissions(conversation=self.conversation.id, order="descending"):
-            if record.entry is not None and record.reason == "aborted":
-                found.add(record.entry)
-        return found
 
     def record(self, id: int) -> Entry | TaskRecord | SubmissionRecord:
         """The record of an id. Raises ``NotebookError`` when there is none."""

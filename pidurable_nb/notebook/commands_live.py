@@ -6,8 +6,14 @@ import argparse
 from typing import Any
 
 from .commands import command
+from .notifying import notify
 from .opened import current
 from .timelineview import LIMIT
+
+
+@command("watch", "the conversation, live: read, write, steer, decide, fork", "%durable watch")
+def _watch(shell: Any, options: argparse.Namespace) -> None:
+    current().watch().show()
 
 
 @command("graph", "the tasks as a tree, live: who owns and waits for whom, and why", "%durable graph")
@@ -23,3 +29,13 @@ def _graph(shell: Any, options: argparse.Namespace) -> None:
 )
 def _timeline(shell: Any, options: argparse.Namespace) -> None:
     current().timeline(options.count).show()
+
+
+@command(
+    "notify",
+    "a notification of the browser or the terminal when a run ends or waits for you",
+    "%durable notify on",
+    ("state", {"choices": ("on", "off"), "help": "on asks the browser for its permission"}),
+)
+def _notify(shell: Any, options: argparse.Namespace) -> None:
+    notify(options.state == "on")

@@ -78,7 +78,7 @@ class Follower(ABC, Generic[V]):
 
 
 @contextlib.asynccontextmanager
-async def _noticing(watch: Watch[Any], note: Callable[[Any], None]) -> AsyncIterator[Callable[..., Any]]:
+async def noticing(watch: Watch[Any], note: Callable[[Any], None]) -> AsyncIterator[Callable[..., Any]]:
     """Take every change of an entered watch at once; gives a function that waits for the next look.
 
     It returns whether the watch goes on; ``timeout`` bounds the wait.
@@ -135,7 +135,7 @@ class GraphFollower(Follower[GraphView]):
         return reversed(recent)
 
     async def follow(self, show: Callable[[GraphView], object]) -> None:
-        async with self.session.watch_task_graph() as watch, _noticing(watch, self._note) as wait:
+        async with self.session.watch_task_graph() as watch, noticing(watch, self._note) as wait:
             show(await self.load())
             while await wait():
                 before, missed, self._missed = self.view, self._missed, False
@@ -230,7 +230,7 @@ class TimelineFollower(Follower[TimelineView]):
         return await self._look(tasks)
 
     async def follow(self, show: Callable[[TimelineView], object]) -> None:
-        async with self.session.watch_commits() as watch, _noticing(watch, self._note) as wait:
+        async with self.session.watch_commits() as watch, noticing(watch, self._note) as wait:
             show(await self.load())
             while await wait(self._patience()):
                 tasks, self._tasks = self._tasks, {}

@@ -148,8 +148,8 @@ def fold(summary: str, *children: str, opened: bool = False, style: str = "margi
 
 
 def pre(text: str, style: str = PRE) -> Html:
-    """A box of plain text."""
-    return el("pre", text, style=style)
+    """A box of plain text, which the keyboard can scroll."""
+    return el("pre", text, style=style, tabindex="0")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
@@ -161,7 +161,11 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
             el(
                 "tr",
                 *(
-                    el("th", name, style=f"{CELL};border-top:0;font-weight:600;white-space:nowrap;{QUIET}")
+                    el(
+                        "th" if name else "td",
+                        name,
+                        style=f"{CELL};border-top:0;font-weight:600;white-space:nowrap;{QUIET}",
+                    )
                     for name in head
                 ),
             ),
@@ -171,4 +175,4 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
     )
     body = (el("tr", *(el("td", cell, style=CELL) for cell in row), style=ROW) for row in rows)
     table = el("table", titles, el("tbody", *body), style=TABLE)
-    return el("div", table, style="overflow-x:auto")
+    return el("div", table, style="overflow-x:auto", tabindex="0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,22 @@ from ..errors import NotebookError
 if TYPE_CHECKING:
     from .chat import Chat
 
-__all__ = ["check_name", "close", "current", "is_current", "mains", "opened", "session_name", "sessions", "use"]
+__all__ = [
+    "check_name",
+    "close",
+    "current",
+    "is_current",
+    "listen",
+    "mains",
+    "opened",
+    "session_name",
+    "sessions",
+    "use",
+]
 
 _sessions: dict[str, Chat] = {}
 _current: str | None = None
+_listeners: list[Callable[[Chat], object]] = []
 
 
 def session_name(path: str) -> str:
@@ -36,6 +49,14 @@ def opened(chat: Chat, name: str, *, current: bool = True) -> None:
     _sessions[name] = chat
     if current:
         _current = name
+    for listener in list(_listeners):
+        listener(chat)
+
+
+def listen(listener: Callable[[Chat], object]) -> Callable[[], None]:
+    """Have ``listener`` called with each session that is opened from now on. Returns what ends that."""
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
 
 
 def is_current(name: str) -> bool:

@@ -57,6 +57,10 @@ class OpenSession:
         self._contexts[turn.id] = contextvars.copy_context()
         self.turns[turn.id] = turn
 
+    def print_in(self, submission: int, context: contextvars.Context) -> None:
+        """Show what the run of a submission prints where ``context`` was copied."""
+        self._contexts[submission] = context
+
     def _context_of(self, task: TaskRecord) -> contextvars.Context | None:
         """Where the work of a run shows what it prints: under the cell that asked for it last."""
         address = Address(LiveState.spec_.kind, task.conversation_id)

@@ -71,20 +71,20 @@ def answer_view(
     mine = _of_the_run(record, entries)
     running = live.run is not None and record.id in live.run.inputs
     items: list[AnswerItem] = []
-    results = _results(mine)
+    results = results_of(mine)
     tools = {tool.call: tool for tool in live.tools} if running else {}
     asked = {item.call for item in live.approvals} if running else set()
     answers: list[AssistantMessage] = []
     for entry in mine:
         for message in entry.messages:
             if isinstance(message, AssistantMessage):
-                items.extend(_answer_items(len(answers), message, results[len(answers)], tools, asked))
+                items.extend(answer_items(len(answers), message, results[len(answers)], tools, asked))
                 answers.append(message)
             elif message.role == "user":
                 items.append(NoticeItem(key=f"u{entry.id}", text=f"steered: {clip(message.text, 400)}"))
     generation = live.generation if running else None
     if generation is not None and generation.message is not None:
-        items.extend(_answer_items(len(answers), generation.message, {}, tools, asked, streaming=True))
+        items.extend(answer_items(len(answers), generation.message, {}, tools, asked, streaming=True))
     unfinished = [message for message in answers if message.stop_reason in ("aborted", "error")]
     ended_short = bool(answers) and answers[-1].stop_reason in ("aborted", "error")
     status, reason = _status(record, live, running=running, held=held)
@@ -117,17 +117,17 @@ def answer_view(
         ended_at=(finished[-1].timestamp if finished else now) if record.settled and started is not None else None,
         note=note,
         can_stop=not record.settled,
-        stopping=_stopping(live) if stopping and not record.settled else None,
+        stopping=stopping_words(live) if stopping and not record.settled else None,
     )
 
 
-def _stopping(live: LiveState) -> str:
+def stopping_words(live: LiveState) -> str:
     """What a stop waits for: a tool ends at its next ``await``, one that is a plain function when it returns."""
     running = [f"`{tool.name}`" for tool in live.tools if tool.status == "running"]
     return f"stopping: waits for {', '.join(running)} to return" if running else "stopping…"
 
 
-def _results(entries: Sequence[Entry]) -> list[dict[str, tuple[Entry, ToolResultMessage]]]:
+def results_of(entries: Sequence[Entry]) -> list[dict[str, tuple[Entry, ToolResultMessage]]]:
     """For each response its tool results by call id; providers may use an id again in a later response."""
     results: list[dict[str, tuple[Entry, ToolResultMessage]]] = []
     for entry in entries:
@@ -214,7 +214,7 @@ def _started(
     return next((message.timestamp for message in said if message.timestamp is not None), None)
 
 
-def _answer_items(
+def answer_items(
     number: int,
     message: AssistantMessage,
     results: Mapping[str, tuple[Entry, ToolResultMessage]],

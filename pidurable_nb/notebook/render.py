@@ -21,6 +21,7 @@ from .markdown import LINE
 from .markup import (
     CARD,
     CELL,
+    EMPTY,
     MONO,
     QUIET,
     ROW,
@@ -40,6 +41,7 @@ from .markup import (
     ticks,
 )
 from .render_tasks import graph_html, graph_text, timeline_html, timeline_text
+from .talkview import TalkView
 from .timelineview import TimelineView
 from .view import (
     AnswerItem,
@@ -69,6 +71,9 @@ __all__ = ["Shown", "entries_html", "fence", "mimebundle", "to_html", "to_markdo
 
 STATIC_LIMIT = 4_000
 """Characters of a tool's output or result in a static form, which is saved in the notebook."""
+
+STATIC_BLOCKS = 20
+"""Entries of a conversation's static form: the newest."""
 
 STRUCK_OPEN_LIMIT = 600
 """A cut-off part is shown unfolded up to this many characters."""
@@ -252,11 +257,6 @@ def entries_html(entries: Iterable[TranscriptEntry]) -> str:
 
 
 def _entry_html(entry: TranscriptEntry, limit: int | None = STATIC_LIMIT) -> Html:
-    head = el(
-        "div",
-        el("strong", entry.who, style="font-weight:600"),
-        el("span", " · ", dots(entry.facts), style=QUIET),
-    )
     if entry.role in ("user", "assistant"):
         body = el("div", Html(markdown.to_html(entry.text)))
     elif "\n" in entry.text or len(entry.text) > 200:
@@ -266,6 +266,14 @@ def _entry_html(entry: TranscriptEntry, limit: int | None = STATIC_LIMIT) -> Htm
         body = el("div", clean_output(entry.text), style=QUIET)
     if entry.struck:
         body = el("del", body, style="text-decoration:line-through;opacity:.75")
+    return _said_html(entry.who, entry.facts, body)
+
+
+def _said_html(who: str, facts: Iterable[str], body: Html) -> Html:
+    """One entry of a transcript: who, when, and what was said."""
+    facts = list(facts)
+    rest = el("span", " · ", dots(facts), style=QUIET) if facts else EMPTY
+    head = el("div", el("strong", who, style="font-weight:600"), rest)
     return el("div", head, body, style=f"border-top:1px solid {LINE};padding:.4em 0 0;margin:.4em 0 0")
 
 
@@ -292,6 +300,25 @@ def _(view: ComparisonView) -> Html:
     )
     both = el("div", *sides, style="display:flex;flex-wrap:wrap;gap:.6em 1.6em;margin:.4em 0 0")
     return el("div", quiet(view.title), both, style=CARD)
+
+
+@_html.register
+def _(view: TalkView) -> Html:
+    parts = [header(view.badge, view.facts)]
+    if view.problem:
+        parts.append(el("div", ticks(view.problem), style="margin:0 0 .4em"))
+    if view.earlier or len(view.blocks) > STATIC_BLOCKS:
+        parts.append(quiet("… earlier entries are left out; %durable history shows them"))
+    for block in view.blocks[-STATIC_BLOCKS:]:
+        if block.answer is not None:
+            body = join(_item_html(block.answer, item) for item in block.answer.items)
+            parts.append(_said_html(block.who, block.facts, body))
+        elif block.said is not None:
+            parts.append(_entry_html(block.said))
+    parts.extend(quiet(f"{chip.mode}: {chip.text}") for chip in view.waiting)
+    if view.usage:
+        parts.append(el("div", dots(view.usage), style=f"{QUIET};margin-top:.5em"))
+    return el("div", *parts, style=CARD)
 
 
 _html.register(GraphView, graph_html)
@@ -475,6 +502,25 @@ def _(view: ComparisonView) -> str:
         lines.extend(_indent(_entry_text(entry), "  ") for entry in entries)
         if not entries:
             lines.append("  nothing more")
+    return "\n".join(lines)
+
+
+@_text.register
+def _(view: TalkView) -> str:
+    lines = [_line(f"{view.badge.icon} {view.badge.word}", *view.facts)]
+    if view.problem:
+        lines.append(f"  {view.problem}")
+    if view.earlier or len(view.blocks) > STATIC_BLOCKS:
+        lines.append("… earlier entries are left out; %durable history shows them")
+    for block in view.blocks[-STATIC_BLOCKS:]:
+        lines.append(_line(block.who, *block.facts))
+        if block.answer is not None:
+            lines.extend(_indent(_item_text(block.answer, item), "  ") for item in block.answer.items)
+        elif block.said is not None:
+            lines.append(_indent(clip(block.said.text, STATIC_LIMIT), "  ~ " if block.said.struck else "  "))
+    lines.extend(f"{chip.mode}: {chip.text}" for chip in view.waiting)
+    if view.usage:
+        lines.append(" · ".join(view.usage))
     return "\n".join(lines)
 
 

@@ -100,7 +100,7 @@ def _timeline_table(view: TimelineView) -> Html:
         "tr",
         el("th", "task", style=f"{head_style};width:30%"),
         el("th", axis, style=f"{head_style};width:38%"),
-        el("th", "", style=head_style),
+        el("td", "", style=head_style),
     )
     body = []
     for row in view.rows:

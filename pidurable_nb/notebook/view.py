@@ -430,7 +430,7 @@ class AnswerView(View):
             "facts": list(self.facts),
             "problem": self.problem,
             "prompt": self.prompt if self.show_prompt else None,
-            "items": [self._wire_item(item) for item in self.items],
+            "items": [self.wire_item(item) for item in self.items],
             "usage": list(self.usage),
             "note": self.note,
             "started_at": self.started_at,
@@ -441,7 +441,8 @@ class AnswerView(View):
         }
         return {name: value if name == "items" else _cleaned(value) for name, value in said.items()}
 
-    def _wire_item(self, item: AnswerItem) -> dict[str, Any]:
+    def wire_item(self, item: AnswerItem) -> dict[str, Any]:
+        """The form of one part."""
         if isinstance(item, TextItem | ThinkingItem):
             return {
                 "kind": item.kind,

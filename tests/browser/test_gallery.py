@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from collections.abc import Iterator
@@ -20,15 +19,15 @@ from pidurable_nb.notebook.markdown import to_html as markdown_to_html
 from pidurable_nb.notebook.render import to_html
 from pidurable_nb.notebook.view import AnswerView, TextItem
 
-from .lab import find_chromium
 from .widget_gallery import (
     ANSWERS,
     CARDS,
+    CONTRASTS,
     MARKDOWN,
+    OVERFLOWS,
     START,
     XSS,
     browser_page,
-    launched,
     send,
     sent,
     show_live,
@@ -38,27 +37,6 @@ from .widget_gallery import (
 pytestmark = pytest.mark.browser
 
 LOOKS = [(False, 1200), (False, 420), (True, 1200), (True, 420)]
-
-
-@pytest.fixture(scope="module")
-def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
-    """One Chromium: that of the ``lab`` fixture where the run has one, since Playwright starts once in a thread.
-
-    Without any the test is skipped on a person's machine and fails in CI.
-    """
-    if any("lab" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        shared = request.getfixturevalue("lab")._browser
-        assert shared is not None
-        yield shared
-        return
-    chromium = find_chromium()
-    if chromium is None:
-        reason = "no chromium: install it (apt-get install chromium) or name it in PIDURABLE_CHROMIUM"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with launched(chromium) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -91,58 +69,6 @@ def height(page: Page, name: str) -> float:
 
 
 # -- looks -----------------------------------------------------------------------------------------------------------
-
-OVERFLOWS = """() => {
-  const wide = [];
-  const width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth > width) wide.push("page " + document.documentElement.scrollWidth);
-  for (const node of document.body.querySelectorAll("*")) {
-    let scrolls = false;
-    for (let up = node.parentElement; up && up !== document.body; up = up.parentElement)
-      scrolls ||= ["auto", "scroll", "hidden"].includes(getComputedStyle(up).overflowX);
-    const box = node.getBoundingClientRect();
-    if (!scrolls && box.width && box.right > width + 1) wide.push(`${node.tagName}.${node.className} ${box.right}`);
-  }
-  return wide;
-}"""
-
-# The contrast of every text with what is behind it, as a browser would paint it.
-CONTRASTS = """() => {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = 1;
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  const paint = (color, alpha = 1) => {
-    context.globalAlpha = alpha;
-    context.fillStyle = color;
-    context.fillRect(0, 0, 1, 1);
-    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  };
-  const light = (rgb) => {
-    const linear = (part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-    const [r, g, b] = rgb.map((part) => linear(part / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const found = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const text = walker.currentNode;
-    const holder = text.parentElement;
-    if (!text.data.trim() || !holder.checkVisibility({ visibilityProperty: true })) continue;
-    if (holder.closest(".caption, .pd-copy, [aria-hidden]")) continue;
-    const chain = [];
-    for (let up = holder; up; up = up.parentElement) chain.unshift(getComputedStyle(up));
-    let ground = paint("white");
-    let alpha = 1;
-    for (const style of chain) {
-      ground = paint(style.backgroundColor, alpha);
-      alpha *= Number(style.opacity);
-    }
-    const front = paint(getComputedStyle(holder).color, alpha);
-    const [low, high] = [light(ground), light(front)].sort((one, other) => one - other);
-    found.push([(high + 0.05) / (low + 0.05), text.data.trim().slice(0, 40), holder.className || holder.tagName]);
-  }
-  return found;
-}"""
 
 
 @pytest.mark.parametrize(("dark", "width"), LOOKS, ids=lambda value: str(value))

@@ -14,8 +14,8 @@ from pidurable_nb.notebook.render import to_html
 from pidurable_nb.notebook.timelineview import TimelineView
 
 from .task_gallery import GRAPHS, NOW, START, TIMELINES, TURN, crashed, many
-from .test_gallery import CONTRASTS, LOOKS, OVERFLOWS, browser as browser, height, page as page, shared as shared
-from .widget_gallery import HOSTILE, browser_page, send, sent, show_live, show_static
+from .test_gallery import LOOKS, height, page as page, shared as shared
+from .widget_gallery import CONTRASTS, HOSTILE, OVERFLOWS, browser_page, send, sent, show_live, show_static
 
 pytestmark = pytest.mark.browser
 

@@ -39,6 +39,7 @@ from pidurable_nb.notebook.view import (
     View,
 )
 from pidurable_nb.notebook.widgets import AnswerWidget, ViewWidget
+from pidurable_nb.notebook.widgets_talk import ConversationWidget
 from pidurable_nb.notebook.widgets_tasks import GraphWidget, TimelineWidget
 
 from .lab import CHROMIUM_ARGUMENTS, find_chromium
@@ -454,6 +455,7 @@ WIDGETS: dict[str, type[ViewWidget]] = {
     "AnswerView": AnswerWidget,
     "GraphView": GraphWidget,
     "TimelineView": TimelineWidget,
+    "TalkView": ConversationWidget,
 }
 """The widget that shows each kind of view."""
 
@@ -505,6 +507,59 @@ html body { display: block; margin: 12px; padding: 0; background: var(--jp-layou
        color: var(--jp-ui-font-color1); font-family: var(--jp-ui-font-family); font-size: var(--jp-ui-font-size1); }
 .caption { margin: 14px 0 4px; opacity: .6; font-size: 11px; }
 """
+
+
+OVERFLOWS = """() => {
+  const wide = [];
+  const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth > width) wide.push("page " + document.documentElement.scrollWidth);
+  for (const node of document.body.querySelectorAll("*")) {
+    let scrolls = false;
+    for (let up = node.parentElement; up && up !== document.body; up = up.parentElement)
+      scrolls ||= ["auto", "scroll", "hidden"].includes(getComputedStyle(up).overflowX);
+    const box = node.getBoundingClientRect();
+    if (!scrolls && box.width && box.right > width + 1) wide.push(`${node.tagName}.${node.className} ${box.right}`);
+  }
+  return wide;
+}"""
+
+# The contrast of every text with what is behind it, as a browser would paint it.
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const paint = (color, alpha = 1) => {
+    context.globalAlpha = alpha;
+    context.fillStyle = color;
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (rgb) => {
+    const linear = (part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = rgb.map((part) => linear(part / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode;
+    const holder = text.parentElement;
+    if (!text.data.trim() || !holder.checkVisibility({ visibilityProperty: true })) continue;
+    if (holder.closest(".caption, .pd-copy, .pd-acts, [aria-hidden], [aria-disabled=true]")) continue;
+    const chain = [];
+    for (let up = holder; up; up = up.parentElement) chain.unshift(getComputedStyle(up));
+    let ground = paint("white");
+    let alpha = 1;
+    for (const style of chain) {
+      ground = paint(style.backgroundColor, alpha);
+      alpha *= Number(style.opacity);
+    }
+    const front = paint(getComputedStyle(holder).color, alpha);
+    const [low, high] = [light(ground), light(front)].sort((one, other) => one - other);
+    found.push([(high + 0.05) / (low + 0.05), text.data.trim().slice(0, 40), holder.className || holder.tagName]);
+  }
+  return found;
+}"""
 
 
 def theme(name: str) -> str:

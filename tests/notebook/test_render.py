@@ -252,7 +252,7 @@ def test_no_text_of_a_view_becomes_markup_or_an_escape_sequence(view: View) -> N
     tags = {re.match(r"</?([a-z0-9]+)", tag).group(1) for tag in re.findall(r"<[^>]*>", markup)}  # type: ignore[union-attr]
     assert tags <= CARD_TAGS
     for attributes in re.findall(r"<[a-z0-9]+((?: [^<>]*)?)>", markup):
-        assert re.fullmatch(r'(?: (?:style="[^"]*"|open|aria-hidden="true"|scope="row"))*', attributes)
+        assert re.fullmatch(r'(?: (?:style="[^"]*"|open|aria-hidden="true"|scope="row"|tabindex="0"))*', attributes)
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", to_text(view))
 
 

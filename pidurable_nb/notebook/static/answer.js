@@ -2,7 +2,7 @@
 
 import { parts } from "./items.js";
 import { widget } from "./live.js";
-import { copyText, icon, make, put, seconds, ticks, toggle } from "./parts.js";
+import { copyText, icon, make, ownKeys, put, seconds, ticks, toggle } from "./parts.js";
 
 export function mountAnswer(feed, model, el) {
   const root = make("section", "pd pd-answer", { "aria-label": "Answer" });
@@ -31,6 +31,7 @@ export function mountAnswer(feed, model, el) {
   footer.append(usage, note, asked, copy);
   root.append(header, prompt, problem, body, footer);
   el.append(root);
+  const release = ownKeys(root);
 
   const showParts = parts(body, feed);
   let stopping = false;
@@ -62,14 +63,14 @@ export function mountAnswer(feed, model, el) {
   });
 
   // While an answer grows, its body never gets lower: what is below it must not jump up.
-  function release() {
+  function shrink() {
     tallest = 0;
     body.style.minHeight = "";
   }
-  body.addEventListener("toggle", release, true);
+  body.addEventListener("toggle", shrink, true);
   let width = 0;
   const resized = new ResizeObserver(([entry]) => {
-    if (width && Math.abs(entry.contentRect.width - width) > 1) release();
+    if (width && Math.abs(entry.contentRect.width - width) > 1) shrink();
     width = entry.contentRect.width;
   });
   resized.observe(body);
@@ -127,7 +128,7 @@ export function mountAnswer(feed, model, el) {
     toggle(footer, !view.settled || !copy.hidden || view.usage.length > 0 || Boolean(view.note));
     tick();
     if (view.settled) {
-      release();
+      shrink();
     } else {
       const height = Math.ceil(body.getBoundingClientRect().height);
       if (height > tallest) {
@@ -143,6 +144,7 @@ export function mountAnswer(feed, model, el) {
   update();
   return () => {
     clearInterval(timer);
+    release();
     resized.disconnect();
     silence();
   };

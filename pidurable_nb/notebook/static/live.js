@@ -8,6 +8,8 @@
 // `feed.press(name, value, options)` is how a button speaks. Each press has a name of its own, and the kernel says that
 // it heard it: `options.tell` is called with `{ heard: true }`, then with `{ done }` or `{ error }`; when nobody has
 // heard it, with `{ late }`, words that say what to do. No button is deaf without saying so.
+//
+// `feed.news` is called with what the kernel has to tell that is not part of the present.
 
 const ASK_AGAIN = 2000;
 const INSIST_AFTER = 1000;
@@ -77,7 +79,7 @@ function sendPast(kernel, model, content) {
 
 export function follow(model) {
   const listeners = new Set();
-  const feed = { seq: -1, view: null, skew: 0, lost: false, listen, press, close };
+  const feed = { seq: -1, view: null, skew: 0, lost: false, news() {}, listen, press, close };
   const kernel = model.widget_manager?.kernel;
   const page = Math.random().toString(36).slice(2, 10);
   const pressed = new Map();
@@ -154,6 +156,10 @@ export function follow(model) {
   function hear(message) {
     if (message?.static) {
       end(message.static);
+      return;
+    }
+    if (message?.news) {
+      feed.news(message.news);
       return;
     }
     if (typeof message?.heard === "string") {

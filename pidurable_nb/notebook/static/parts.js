@@ -102,3 +102,38 @@ export function copyText(button, text) {
   if (!navigator.clipboard) said("not allowed");
   else navigator.clipboard.writeText(text).then(() => said("copied"), () => said("not allowed"));
 }
+
+// A button of words; `name` is what a screen reader says.
+export function textButton(words, name = "", act = null) {
+  const button = make("button", "pd-button", { type: "button" });
+  if (name) button.setAttribute("aria-label", name);
+  button.textContent = words;
+  if (act) button.addEventListener("click", act);
+  return button;
+}
+
+// How buttons speak to the kernel: `press(name, value, options)` says in `said` what becomes of it.
+export function presser(feed, said) {
+  return (name, value = {}, { magic = "", words = "", done = () => {}, failed = () => {} } = {}) => {
+    ticks(said, words);
+    feed.press(name, value, {
+      magic,
+      tell(news) {
+        const problem = news.late ?? news.error;
+        ticks(said, problem ?? (news.done === undefined ? words : ""));
+        if (news.done !== undefined) done(news.done);
+        else if (problem && !news.waits) failed();
+      },
+    });
+  };
+}
+
+// Keys without Ctrl, Alt or Cmd mean what they mean in a page, also where a notebook gives them other meanings.
+export function ownKeys(root) {
+  const look = (event) => {
+    if (!root.contains(event.target)) return;
+    event.target.toggleAttribute("data-lm-suppress-shortcuts", !(event.ctrlKey || event.altKey || event.metaKey));
+  };
+  window.addEventListener("keydown", look, true);
+  return () => window.removeEventListener("keydown", look, true);
+}
