@@ -31,6 +31,9 @@ from ..messages import ContentBlock, ImageBlock, TextBlock
 LOOK = 0.1
 """How often a running call is looked at, in seconds: whether it was stopped, or its time is over."""
 
+AGAIN = 2.0
+"""How long code that was interrupted may take to end, in seconds, before it is interrupted again."""
+
 IMAGES = ("image/png", "image/jpeg")
 """The kinds of images that become blocks; other displays are shown as their text."""
 
@@ -275,18 +278,26 @@ def _watched(alarm: _Alarm, ctx: ToolContext, timeout: float | None) -> Iterator
             left -= LOOK
             if not ctx.cancelled and left > 0:
                 continue
+            alarm.why = "The call was stopped." if ctx.cancelled else _too_long(timeout)
+            break
+        while alarm.why is not None and not over.is_set():
             with lock:
                 if not over.is_set():
-                    alarm.why = "The call was stopped." if ctx.cancelled else _too_long(timeout)
                     _interrupt()
-            return
+            over.wait(AGAIN)  # one that comes just before a call of the system does not end that call
 
     threading.Thread(target=watch, name="pidurable-python-alarm", daemon=True).start()
     try:
         yield
     finally:
-        with lock:
-            over.set()
+        while not over.is_set():
+            try:
+                with lock:
+                    over.set()
+            except KeyboardInterrupt:  # ours came when the code had just ended; what comes after the block is spared
+                if alarm.why is None:
+                    over.set()
+                    raise
 
 
 def _interrupt() -> None:

@@ -159,7 +159,8 @@ def test_stopping_the_run_interrupts_the_code(shell: Shell, python: Python) -> N
 
 def test_a_person_s_interrupt_ends_what_waits(shell: Shell, python: Python) -> None:
     shell.names["begun"] = begun = threading.Event()
-    python.submit("begun.set()\nimport time\ntime.sleep(600)")
+    # Not one long sleep: a signal that comes just before it begins would not end it.
+    python.submit("begun.set()\nimport time\nwhile True: time.sleep(0.01)")
 
     def interrupt() -> None:
         assert begun.wait(30)
