@@ -584,10 +584,7 @@ class NestedCalls:
             raise DurableError(f"the tool {name} is for the model only")
         known = self._known(key)
         if known is None:
-            call_id = f"{self._caller.call_id}/{key}"
-            checked = check_json(arguments, f"the arguments of the call {key!r}")
-            wanted = ToolInput(call_id=call_id, name=name, arguments=checked, parent=run.id, key=key)
-            known = await self._created(key, wanted)
+            known = await self._created(key, self._input(name, arguments, key))
         ended = await run.wait_for_task(known)
         outcome = outcome_of_task(ended)
         found = None if outcome is None else result_of(outcome)
@@ -597,6 +594,11 @@ class NestedCalls:
             return ToolOutcome(content=[TextBlock("The nested call was aborted.")], is_error=True, code="aborted")
         why = f": {outcome.error.message}" if outcome.status in ("failed", "faulted") else "."
         return ToolOutcome(content=[TextBlock(f"The nested call failed{why}")], is_error=True, code="tool_error")
+
+    def _input(self, name: str, arguments: dict[str, JsonValue], key: str) -> ToolInput:
+        call_id = f"{self._caller.call_id}/{key}"
+        checked = check_json(arguments, f"the arguments of the call {key!r}")
+        return ToolInput(call_id=call_id, name=name, arguments=checked, parent=self._run.id, key=key)
 
     def _known(self, key: str) -> TaskId | None:
         known = self._run.record.memos.get(f"nested:{key}")
