@@ -25,6 +25,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
@@ -538,11 +539,11 @@ class JsonlStorage(QueuedStorage[_Line]):
 
         def copy() -> None:
             target = Path(os.path.realpath(path))
-            draft = target.with_name(target.name + ".new")
+            draft: Path | None = None
             if os.path.lexists(target):
                 raise StorageRequestError(f"{path} exists already; a backup needs a new path.")
             try:
-                draft.mkdir(0o700, exist_ok=True)  # one that a killed process left is written anew
+                draft = Path(mkdtemp(prefix=f".{target.name}-", dir=target.parent))
                 copied = os.open(draft / JOURNAL, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
                 with open(self._journal, "rb") as source, os.fdopen(copied, "wb") as file:
                     left = size
@@ -554,7 +555,8 @@ class JsonlStorage(QueuedStorage[_Line]):
             except OSError as error:
                 raise StorageRequestError(f"a backup of {self.name} cannot be written to {path}: {error}.") from error
             finally:
-                shutil.rmtree(draft, ignore_errors=True)
+                if draft is not None:
+                    shutil.rmtree(draft, ignore_errors=True)
 
         await call_once(copy, "backup")
 

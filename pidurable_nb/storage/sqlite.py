@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any, Literal, TypeVar
 
 import aiosqlite
@@ -403,11 +404,13 @@ class SqliteStorage(QueuedStorage[_Sealed]):
 
         def copy() -> None:
             target = Path(os.path.realpath(path))
-            draft = target.with_name(target.name + ".new")
+            draft: Path | None = None
             if os.path.lexists(target):
                 raise StorageRequestError(f"{path} exists already; a backup needs a new path.")
             try:
-                os.close(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
+                file, name = mkstemp(prefix=f".{target.name}-", dir=target.parent)  # with mode 0600
+                os.close(file)
+                draft = Path(name)
                 with closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None)) as connection:
                     connection.execute("VACUUM INTO ?", (str(draft),))
                 with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
@@ -417,7 +420,8 @@ class SqliteStorage(QueuedStorage[_Sealed]):
             except (OSError, sqlite3.Error) as error:
                 raise StorageRequestError(f"a backup of {self.name} cannot be written to {path}: {error}.") from error
             finally:
-                draft.unlink(missing_ok=True)
+                if draft is not None:
+                    draft.unlink(missing_ok=True)
 
         await call_once(copy, "backup")
 

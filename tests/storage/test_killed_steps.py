@@ -44,7 +44,7 @@ asyncio.run(main())
         str(copy),
     )
     assert not copy.exists()
-    assert (tmp_path / "copy.new").exists()
+    (left,) = [path for path in tmp_path.iterdir() if path.name.startswith(".copy-")]
 
     async def main() -> None:
         storage = await open_storage(place)
@@ -57,7 +57,7 @@ asyncio.run(main())
         await copied.close()
 
     asyncio.run(main())
-    assert not (tmp_path / "copy.new").exists()
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".copy-")] == [left]  # of the dead one
 
 
 def test_a_compaction_that_was_cut_off_leaves_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,3 +126,20 @@ asyncio.run(main())
 
     asyncio.run(main())
     assert not [name for name in os.listdir(tmp_path) if name.endswith((".lock", "-wal"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backup_touches_nothing_beside_it(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        storage = await open_storage(where(tmp_path, kind))
+        await storage.backup(tmp_path / "copy.new")
+        before = {path.relative_to(tmp_path): path.stat().st_mtime_ns for path in (tmp_path / "copy.new").rglob("*")}
+        whole = (tmp_path / "copy.new").stat().st_ino
+        await storage.backup(tmp_path / "copy")
+        assert (tmp_path / "copy.new").stat().st_ino == whole
+        after = {path.relative_to(tmp_path): path.stat().st_mtime_ns for path in (tmp_path / "copy.new").rglob("*")}
+        assert after == before
+        await storage.close()
+
+    asyncio.run(main())
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
