@@ -83,7 +83,7 @@ class TaskCompleting(Value):
 
 
 class TaskBlocked(Value):
-    """Its definition cannot take it."""
+    """Its definition cannot take it; ``error`` is what its migration raised."""
 
     reason: BlockedReason
     error: str | None = None
@@ -594,8 +594,10 @@ class Harness(TaskSession):
     def _scheduling(self, node: Any) -> TaskSchedulingState:
         state = node.record.state
         if node.blocked is not None:
-            failed = node.blocked == "migration_failed"
-            return TaskBlocked(node.blocked, "its migration raised; see the reports" if failed else None)
+            failed = self._failed_migrations.get(node.record.id)
+            if node.blocked != "migration_failed" or failed is None:
+                return TaskBlocked(node.blocked)
+            return TaskBlocked(node.blocked, f"{type(failed[1]).__name__}: {failed[1]}")
         if node.invocation is not None and state.status != "completing":
             return TaskRunning()
         if node.record.abort_requested and node.children and state.status != "completing":

@@ -115,7 +115,7 @@ class TaskSession(Session):
         self._reconciling = True
         self._invocations: dict[int, _Invocation] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._failed_migrations: dict[int, type[Task[Any, Any]]] = {}
+        self._failed_migrations: dict[int, tuple[type[Task[Any, Any]], Exception]] = {}
         self._failed_targets: set[int] = set()  # sealed fail-fast waits one of whose targets had already failed
         self._task_waiters: dict[int, dict[asyncio.Future[None], None]] = {}
         self._graph_watches: set[Watch[TaskGraph]] = set()
@@ -279,7 +279,8 @@ class TaskSession(Session):
         if definition.version < record.version:
             return Readiness("task_too_old")
         migrates = definition.version > record.version
-        if migrates and self._failed_migrations.get(record.id) is definition:
+        failed = self._failed_migrations.get(record.id)
+        if migrates and failed is not None and failed[0] is definition:
             return Readiness("migration_failed")
         return Readiness(None, migrates)
 
@@ -338,7 +339,7 @@ class TaskSession(Session):
             checkpoint = phase.checkpoint()
             definition.load_phase(checkpoint)
         except Exception as error:
-            self._failed_migrations[record.id] = definition
+            self._failed_migrations[record.id] = (definition, error)
             self._report("migration_failed", error, task=record, extension=extension)
             return None
         return record.replaced(**changes, state=record.state.replaced(checkpoint=checkpoint))

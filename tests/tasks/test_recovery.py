@@ -175,6 +175,13 @@ def test_a_failed_migration_is_reported_once_and_tried_again_for_another_definit
             await eventually(lambda: bool(w.reports))
             await w.settled()
             assert await blocked(w, id) == "migration_failed"
+            state = (await w.harness.inspect()).tasks[0].state
+            error = w.reports[0].error
+            assert (state.kind, state.reason, state.error) == (
+                "blocked",
+                "migration_failed",
+                f"{type(error).__name__}: {error}",
+            )
             w.registry.install(Extension("other"))  # a registry change that brings no other definition
             await w.settled()
             assert [report.kind for report in w.reports] == ["migration_failed"]
