@@ -174,7 +174,7 @@ def create_file(path: Path, name: str) -> None:
 
     The caller holds the owner lock.
     """
-    draft = path.with_name(path.name + ".new")
+    draft = path.with_name(f".{path.name}.pidurable-new")  # a name of ours: one that a killed process left goes
     for leftover in (draft, draft.with_name(draft.name + "-journal")):
         leftover.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

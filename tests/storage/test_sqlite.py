@@ -160,9 +160,10 @@ def test_an_interrupted_creation_leaves_no_half_file(tmp_path: Path, monkeypatch
         patch.setattr(sqlite_schema, "MIGRATIONS", [*sqlite_schema.MIGRATIONS, ["nonsense"]])
         asyncio.run(refused(path, StorageError, "nonsense"))
     assert os.listdir(tmp_path) == []
-    (tmp_path / "chat.sqlite.new").write_text("left by a killed process")
+    (tmp_path / ".chat.sqlite.pidurable-new").write_text("left by a killed process")
+    (tmp_path / "chat.sqlite.new").write_text("a file of somebody else")
     asyncio.run(session(path))
-    assert os.listdir(tmp_path) == ["chat.sqlite"]
+    assert sorted(os.listdir(tmp_path)) == ["chat.sqlite", "chat.sqlite.new"]
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
