@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from ..agent.conversation import WhenBusy
-from ..errors import NotebookError
+from ..errors import NotebookError, SessionInUse
 from ..models import default_models
 from . import frontend, installed, kernels, observing, opened as sessions, opening
 from .chat import Chat
@@ -353,14 +353,17 @@ def _open(shell: Any, options: argparse.Namespace) -> Chat:
         if options.model or options.instructions or options.paused:
             raise NotebookError("an observer changes nothing: --observe goes with --as alone")
         return observing.observe(options.path, name=options.name, show=True)
-    return opening.open(
-        options.path,
-        model=options.model,
-        instructions=options.instructions,
-        paused=options.paused,
-        name=options.name,
-        show=True,
-    )
+    try:
+        return opening.open(
+            options.path,
+            model=options.model,
+            instructions=options.instructions,
+            paused=options.paused,
+            name=options.name,
+            show=True,
+        )
+    except SessionInUse as error:
+        raise NotebookError(f"{error} Here `%durable open {options.path} --observe` reads and follows it.") from None
 
 
 @command(

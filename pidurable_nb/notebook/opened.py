@@ -111,7 +111,10 @@ def close(name: str | None = None) -> Chat:
     """Close a session, by default the current one; the one opened last of the others becomes the current one."""
     global _current
     before = _current
-    chat = current() if name is None else use(name)
+    chat = current() if name is None else _sessions.get(name)
+    if chat is None or chat.closed:
+        known = ", ".join(chat.name for chat in sessions()) or "none"
+        raise NotebookError(f"no session named {name!r} is open here; open are: {known}")
     chat.close()
     for ended in [name for name, other in _sessions.items() if other.closed]:
         del _sessions[ended]

@@ -229,6 +229,10 @@ def test_a_fork_can_be_made_at_an_entry_and_used_by_its_id(book: Book) -> None:
 def test_closing_a_branch_closes_its_session(book: Book) -> None:
     book.run("a", "one")
     draft = book.chat.fork(name="draft")
+    book.restart()
+    with pytest.raises(NotebookError, match="no session named 'draft' is open here; open are: book"):
+        notebook.close("draft")
+    draft = book.chat.branch("draft")
     notebook.use("draft")
     notebook.close()
     assert draft.closed

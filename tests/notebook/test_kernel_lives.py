@@ -444,7 +444,7 @@ def test_a_second_kernel_is_told_who_holds_the_file_and_since_when(kernel: Kerne
         assert len(ran.text.strip().splitlines()) == 1
         assert f"process {kernel.pid}" in ran.text
         assert " since 2" in ran.text
-        assert "observe" in ran.text
+        assert "`%durable open chat.sqlite --observe` reads and follows it" in ran.text
         kernel.run("%durable close")
         assert other.run("%durable open chat.sqlite").status == "ok"
     finally:

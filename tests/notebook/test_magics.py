@@ -258,7 +258,7 @@ def test_paths_that_are_no_session_say_so_and_stay_as_they_were(shell: Shell, tm
         ("%%durable --steer --reject\nhello", "not allowed with argument"),
         ("%durable history many", "invalid int value: 'many'"),
         ("%durable use nothing", "no session or branch named 'nothing' is open here; open are: none"),
-        ("%durable close nothing", "no session or branch named 'nothing' is open here"),
+        ("%durable close nothing", "no session named 'nothing' is open here; open are: none"),
         ("%durable close", "no session is open"),
         ("%durable install nothing", "there is no nothing in this notebook"),
         ("%durable kernel explode x", "invalid choice: 'explode'"),
