@@ -3,7 +3,7 @@
 A *follower* reads a session once with ``load`` and keeps ``view`` at its newest commit with ``follow``, until the
 session ends. It lives on the engine thread. The session is a harness, or an observer of another process's.
 
-What happens at once is taken together: a follower looks at most every ``INTERVAL`` seconds, and reads only what has
+What happens at once is taken together: a follower looks at most every ``interval`` seconds, and reads only what has
 changed since it looked last.
 """
 
@@ -43,7 +43,7 @@ __all__ = ["Follower", "GraphFollower", "TimelineFollower", "task_details"]
 V = TypeVar("V")
 
 INTERVAL = 0.1
-"""Seconds between two looks."""
+"""Seconds between two looks at the graph."""
 
 ONE_BY_ONE = 16
 """So many records are read one by one; more are read with those around them."""
@@ -56,6 +56,8 @@ class Follower(ABC, Generic[V]):
     """Keeps ``view`` at what is committed."""
 
     view: V
+    interval = INTERVAL
+    """Seconds between two looks."""
 
     def __init__(self, session: Harness | Observer) -> None:
         self.session = session
@@ -78,7 +80,9 @@ class Follower(ABC, Generic[V]):
 
 
 @contextlib.asynccontextmanager
-async def noticing(watch: Watch[Any], note: Callable[[Any], None]) -> AsyncIterator[Callable[..., Any]]:
+async def noticing(
+    watch: Watch[Any], note: Callable[[Any], None], interval: float = INTERVAL
+) -> AsyncIterator[Callable[..., Any]]:
     """Take every change of an entered watch at once; gives a function that waits for the next look.
 
     It returns whether the watch goes on; ``timeout`` bounds the wait.
@@ -94,7 +98,7 @@ async def noticing(watch: Watch[Any], note: Callable[[Any], None]) -> AsyncItera
     taking.add_done_callback(lambda _: moved.set())
 
     async def wait(timeout: float | None = None) -> bool:
-        await asyncio.sleep(INTERVAL)
+        await asyncio.sleep(interval)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(moved.wait(), timeout)
         moved.clear()
@@ -135,7 +139,7 @@ class GraphFollower(Follower[GraphView]):
         return reversed(recent)
 
     async def follow(self, show: Callable[[GraphView], object]) -> None:
-        async with self.session.watch_task_graph() as watch, noticing(watch, self._note) as wait:
+        async with self.session.watch_task_graph() as watch, noticing(watch, self._note, self.interval) as wait:
             show(await self.load())
             while await wait():
                 before, missed, self._missed = self.view, self._missed, False
@@ -210,6 +214,8 @@ async def task_details(session: Harness | Observer, id: int) -> dict[str, Any]:
 class TimelineFollower(Follower[TimelineView]):
     """Follows the newest tasks and questions, with their attempts and the lives of the session."""
 
+    interval = 0.25  # all of it is laid out anew, which takes some milliseconds; the page moves its bars by itself
+
     def __init__(self, session: Harness | Observer, *, limit: int = LIMIT) -> None:
         super().__init__(session)
         self._limit = limit
@@ -230,7 +236,7 @@ class TimelineFollower(Follower[TimelineView]):
         return await self._look(tasks)
 
     async def follow(self, show: Callable[[TimelineView], object]) -> None:
-        async with self.session.watch_commits() as watch, noticing(watch, self._note) as wait:
+        async with self.session.watch_commits() as watch, noticing(watch, self._note, self.interval) as wait:
             show(await self.load())
             while await wait(self._patience()):
                 tasks, self._tasks = self._tasks, {}

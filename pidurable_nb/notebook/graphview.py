@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..records import TaskId, TaskRecord, checkpoint_of_task, outcome_of_task
+from ..records import ROOT, TaskId, TaskRecord, checkpoint_of_task, outcome_of_task
 from ..tasks import TaskGraph, TaskNode
 from ..values import JsonValue, Value
 from .present import BLOCKED, wait_words
@@ -71,7 +71,7 @@ class GraphRow(Value):
     ended_at: float | None = None
     background: bool = False
     aborting: bool = False
-    conversation: int = 1
+    conversation: int = ROOT
 
     @property
     def live(self) -> bool:
@@ -90,6 +90,8 @@ class GraphRow(Value):
             found.append(f"attempt {self.attempt}")
         if self.background:
             found.append("background")
+        if self.owner is None and self.conversation != ROOT:
+            found.append(f"conversation {self.conversation}")
         if self.aborting and self.live:
             found.append("being aborted")
         return tuple(found)

@@ -129,7 +129,11 @@ def graph(chat: Chat) -> LiveView[GraphView]:
         pressed.connect(chat._bridge, made, {"select": select, "abort": abort})
         return made
 
-    follower = GraphFollower(session, held=chat.held)
+    def held() -> str | None:
+        words = chat.held()
+        return None if words is None else f"the session {words}"
+
+    follower = GraphFollower(session, held=held)
     chat._bridge.run(follower.load)
     return LiveView(chat._bridge, follower, widget, f"graph of {chat.name}")
 

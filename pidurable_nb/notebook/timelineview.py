@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from ..records import Attempt, ConversationRecord, Life, SubmissionRecord, TaskRecord, outcome_of_task
+from ..records import ROOT, Attempt, ConversationRecord, Life, SubmissionRecord, TaskRecord, outcome_of_task
 from ..values import Value
 from .graphview import task_title
 from .view import TASK_BADGES, Badge, View, clean_output, clip_line, clock_time, duration_words, plural
@@ -477,6 +477,8 @@ class TimelineRows:
         title = f"“{text}”" if text else "continued" if record.type == "continue" else f"question {id}"
         stopped = record.status == "unanswered" and record.reason == "aborted"
         state = "stopped" if stopped else str(record.status)
+        if record.conversation_id != ROOT and self._holder(record.conversation_id) is None:
+            title += f" in conversation {record.conversation_id}"
         return TimelineRow(key=f"s{id}", title=title, state=state, folded=record.settled and not opened)
 
     def _task_row(self, id: int, below: Mapping[int, Sequence[int]]) -> TimelineRow:

@@ -12,10 +12,11 @@ from pidurable_nb import patch
 from pidurable_nb.notebook.graphview import GraphRow, GraphView
 from pidurable_nb.notebook.render import to_html
 from pidurable_nb.notebook.timelineview import TimelineView
+from pidurable_nb.notebook.widgets import css
 
 from .task_gallery import GRAPHS, NOW, START, TIMELINES, TURN, crashed, many
 from .test_gallery import LOOKS, height, page as page, shared as shared
-from .widget_gallery import CONTRASTS, HOSTILE, OVERFLOWS, browser_page, send, sent, show_live, show_static
+from .widget_gallery import ANSWERS, CONTRASTS, HOSTILE, OVERFLOWS, browser_page, send, sent, show_live, show_static
 
 pytestmark = pytest.mark.browser
 
@@ -74,6 +75,20 @@ def test_looks_right_where_there_is_no_theme(browser: Browser) -> None:
             show_static(page, f"static-{name}", to_html(view))
         assert page.evaluate(OVERFLOWS) == []
         assert [found for found in page.evaluate(CONTRASTS) if found[0] < 4.5] == []
+
+
+def test_the_style_sheet_that_widgets_share_may_come_again_last(browser: Browser) -> None:
+    """JupyterLab loads the sheets of each kind of widget when the first of its kind is shown."""
+    looks = """() => [...document.querySelectorAll(".pd, .pd *")].map((node) => {
+      const { fontSize, maxWidth, color, padding, display, overflow } = getComputedStyle(node);
+      return [node.getAttribute("class"), fontSize, maxWidth, color, padding, display, overflow].join();
+    })"""
+    with browser_page(browser, calm=True) as page:
+        for name, view in {**ANSWERS, **SAMPLES}.items():
+            show_live(page, name, view)
+        before = page.evaluate(looks)
+        page.add_style_tag(content=css("base.css"))
+        assert page.evaluate(looks) == before
 
 
 def test_nothing_moves_for_who_asked_for_less_motion(browser: Browser) -> None:

@@ -170,6 +170,10 @@ def test_the_first_task_of_an_owned_conversation_stands_under_its_owner() -> Non
     assert row(rows, 8).owner == 3
 
 
+def test_the_work_of_a_branch_says_so() -> None:
+    assert row(rows_of(record(8, conversation_id=7)), 8).marks == ("conversation 7",)
+
+
 def test_lines_go_from_owners_to_owned_and_fold_what_is_many() -> None:
     children = tuple(
         GraphRow(id, "page", f"page {id}", "blocked" if id == 90 else "running", owner=1) for id in range(2, 102)

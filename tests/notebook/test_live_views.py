@@ -18,7 +18,7 @@ from pidurable_nb.errors import DurableError
 from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
-from pidurable_nb.notebook import installed
+from pidurable_nb.notebook import installed, observing
 from pidurable_nb.notebook.following import GraphFollower, TimelineFollower, task_details
 from pidurable_nb.notebook.graphview import GraphView
 from pidurable_nb.notebook.timelineview import TimelineView
@@ -122,6 +122,24 @@ def test_python_gives_the_tree_and_the_timeline_of_an_ended_turn(chat: notebook.
     assert [bar.kind for bar in first.bars if bar.kind == "run"] == ["run", "run"]
     assert "lookup" in repr(graph)
     assert set(timeline._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def test_a_session_that_is_only_observed_is_shown_too(chat: notebook.Chat, path: Path) -> None:
+    chat.ask("hello")
+    notebook.close(chat.name)
+    seen = observing.observe(path, show=False)
+    graph, timeline = seen.graph().view, seen.timeline().view
+    assert [row.state for row in graph.rows] == ["completed"]
+    assert not graph.can_abort
+    assert [life.ended for life in timeline.lives] == ["closed"]
+
+
+def test_a_session_that_is_held_back_says_why(path: Path) -> None:
+    paused = notebook.open(path, model=ScriptedModel(answer, name="scripted:live"), paused=True)
+    paused.submit("hello", show=False)
+    view = paused.graph().view
+    assert [row.state for row in view.rows] == ["pending"]
+    assert view.held == "the session is paused: `%durable resume` starts it"
 
 
 def test_the_magics_show_both_once(shell: Shell, path: Path) -> None:
