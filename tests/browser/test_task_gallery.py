@@ -199,6 +199,8 @@ def test_times_go_on_between_messages(browser: Browser) -> None:
         first = page.locator("#g [data-key='34']").inner_text()
         page.wait_for_function("(old) => document.querySelector('#g [data-key=\"34\"]').innerText !== old", arg=first)
         assert "wakes in 1 h 01 min" in page.locator("#g [data-key='31']").inner_text()
+        change(page, "g", TURN, state_of(TURN, 26, until=START + 7200))  # a wait with a limit
+        assert "waits for a person · for at most 1 h 59 min more" in page.locator("#g [data-key='26']").inner_text()
 
 
 def test_waits_across_the_tree_are_arcs_and_those_of_the_selected_task_stand_out(page: Page) -> None:

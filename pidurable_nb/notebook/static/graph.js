@@ -57,7 +57,9 @@ export function mountGraph(feed, model, el) {
     }
     if (node.until !== undefined) {
       const left = node.until - now();
-      return left > 0 ? `wakes in ${seconds(Math.ceil(left), true)}` : "wakes now";
+      const words = seconds(Math.ceil(left), true);
+      if (node.state !== "sleeping") return left > 0 ? `for at most ${words} more` : "its time is over";
+      return left > 0 ? `wakes in ${words}` : "wakes now";
     }
     return node.started_at === undefined ? "" : seconds(now() - node.started_at, true);
   }
