@@ -10,12 +10,12 @@ What ended the newest wait is the memo ``RECEIVED`` of the task's record, so it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import DurableError
 from ..records import Pending, TaskRecord, Waiting
 from ..session import Document, Tx
-from ..values import JsonValue, check_json, check_text
+from ..values import JsonValue, Value, check_json, check_text
 from .rules import Cause
 
 if TYPE_CHECKING:
@@ -35,11 +35,34 @@ class Received:
     value: JsonValue
 
 
-class Kept(Document, kind="pi.signals", scope="task"):
-    """The signals that a task did not ask for yet, as ``[name, value]``, and the request ids of all it was sent."""
+class KeptSignal(Value):
+    """A signal that its task did not ask for yet."""
 
-    signals: list[list[JsonValue]] = []
-    requests: list[str] = []
+    name: str
+    value: JsonValue = None
+
+
+class Kept(Document, kind="pi.signals", version=2, scope="task"):
+    """The signals that a task did not ask for yet, and the request ids of all it was sent."""
+
+    compact_ = True
+
+    signals: tuple[KeptSignal, ...] = ()
+    requests: tuple[str, ...] = ()
+
+    def taken(self, name: str) -> KeptSignal | None:
+        """Take out the oldest signal of a name, where there is one."""
+        for index, signal in enumerate(self.signals):
+            if signal.name == name:
+                self.signals = self.signals[:index] + self.signals[index + 1 :]
+                return signal
+        return None
+
+    @classmethod
+    def migrate(cls, value: dict[str, Any], from_version: int) -> dict[str, Any]:
+        """Version 1 kept signals as ``[name, value]``."""
+        pairs = value.get("signals", ())
+        return {**value, "signals": [{"name": name, "value": kept} for name, kept in pairs]}
 
 
 def received(record: TaskRecord) -> Received | None:
@@ -53,11 +76,10 @@ async def take(tx: TaskTx, record: TaskRecord, state: Waiting) -> tuple[TaskReco
     memos = {name: value for name, value in record.memos.items() if name != RECEIVED}
     if tx._has_kept_signals(record.id):
         kept = await tx.doc(Kept, record.id)
-        for index, (name, value) in enumerate(kept.signals):
-            if name == state.signal:
-                del kept.signals[index]
-                memos[RECEIVED] = [name, value]
-                return record.replaced(memos=memos), "receive", Pending(checkpoint=state.checkpoint)
+        signal = None if state.signal is None else kept.taken(state.signal)
+        if signal is not None:
+            memos[RECEIVED] = [signal.name, signal.value]
+            return record.replaced(memos=memos), "receive", Pending(checkpoint=state.checkpoint)
     return record.replaced(memos=memos), "wait", state
 
 
@@ -78,11 +100,11 @@ async def deliver(tx: Tx, task: int, name: str, value: JsonValue, request_id: st
         kept = await tx.doc(Kept, record.id)
         if request_id in kept.requests:
             return "duplicate"
-        kept.requests.append(request_id)
+        kept.requests = (*kept.requests, request_id)
     if isinstance(state, Waiting) and waits:
         record = record.replaced(memos=record.memos | {RECEIVED: [name, checked]})
         tx._put_task(await changed(tx, record, "signal", Pending(checkpoint=state.checkpoint)))
         return "delivered"
     kept = await tx.doc(Kept, record.id)
-    kept.signals.append([name, checked])
+    kept.signals = (*kept.signals, KeptSignal(name, checked))
     return "kept"

@@ -313,13 +313,12 @@ class WorkflowRun:
             if not tx._has_kept_signals(self.id):
                 return False, None
             kept = await tx.doc(Kept, self.id)
-            for index, (kept_name, value) in enumerate(kept.signals):
-                if kept_name == name:
-                    del kept.signals[index]
-                    await self._put(tx, place, status="done", result=value)
-                    self._move(tx)
-                    return True, value
-        return False, None
+            signal = kept.taken(name)
+            if signal is None:
+                return False, None
+            await self._put(tx, place, status="done", result=signal.value)
+            self._move(tx)
+        return True, signal.value
 
     async def _child(self, place: _Place, definition: type[Task[Any, Any]], input: Any) -> Any:
         if place.stored is None or place.stored.task is None:

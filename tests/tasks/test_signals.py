@@ -10,6 +10,7 @@ import pytest
 from pidurable_nb import Phase, Task, TaskRun
 from pidurable_nb.agent.harness import TaskWaiting
 from pidurable_nb.errors import DurableError, InvalidTransition, InvalidValue
+from pidurable_nb.tasks.signals import Kept, KeptSignal
 from pidurable_nb.testing import eventually
 
 from .support import World, forever, run, world
@@ -353,3 +354,11 @@ def test_a_watch_of_the_graph_hears_of_code_that_comes_and_goes() -> None:
             assert w.harness.storage.last_seq == before  # nothing was committed for it
 
     run(main)
+
+
+def test_signals_that_an_earlier_version_kept_are_read() -> None:
+    old = {"signals": [["go", 1], ["stop", None], ["go", 2]], "requests": ["a"]}
+    kept = Kept.model_validate(Kept.migrate(old, 1))
+    assert kept.requests == ("a",)
+    assert kept.taken("stop") == KeptSignal("stop")
+    assert [kept.taken("go"), kept.taken("go"), kept.taken("go")] == [KeptSignal("go", 1), KeptSignal("go", 2), None]
