@@ -21,9 +21,10 @@ from ..agent.state import InboxItem, LiveApproval, UsageState
 from ..errors import NotebookError
 from ..messages import TextBlock, UserMessage, text_of
 from ..records import Entry, SubmissionRecord, SubmissionStatus, TaskId, TaskRecord
-from . import frontend, live, talk
+from . import dashboard, frontend, live, talk
 from .asking import Asked, Asking, Content, Request
 from .branching import Branches
+from .dashboardview import DashboardView
 from .displays import Changing, display, request_name
 from .export import collect, document, format_of, write_document
 from .graphview import GraphView
@@ -500,6 +501,11 @@ class Chat:
         """The conversation, live where somebody watches: its transcript, what waits, and a place to write."""
         self._check_open()
         return talk.watch(self)
+
+    def dashboard(self) -> LiveView[DashboardView]:
+        """The conversation, the tasks, the timeline and the opening, in tabs; live where somebody watches."""
+        self._check_open()
+        return dashboard.dashboard(self)
 
     def graph(self) -> LiveView[GraphView]:
         """The tasks as a tree, live where somebody watches: owners, waits, and why something does not go on."""

@@ -16,6 +16,11 @@ def _watch(shell: Any, options: argparse.Namespace) -> None:
     current().watch().show()
 
 
+@command("dashboard", "the conversation, the tasks, the timeline and the opening, in tabs", "%durable dashboard")
+def _dashboard(shell: Any, options: argparse.Namespace) -> None:
+    current().dashboard().show()
+
+
 @command("graph", "the tasks as a tree, live: who owns and waits for whom, and why", "%durable graph")
 def _graph(shell: Any, options: argparse.Namespace) -> None:
     current().graph().show()

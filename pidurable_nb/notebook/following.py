@@ -159,7 +159,9 @@ class GraphFollower(Follower[GraphView]):
         begun, self._begun = self._begun, set()
         gone += sorted(id for id in begun.difference(gone) if id not in graph.tasks)
         records = {id: record for id in different if (record := await self.session.task(TaskId(id))) is not None}
-        over = await self._ended(gone)
+        over = {id: record for id, record in (await self._ended(gone)).items() if record.terminal}
+        # The graph may be older than what was noted since: those tasks are looked at again.
+        self._begun |= {id for id in begun if id not in graph.tasks and id not in over}
         self._rows.update(graph, records | over, [*over.values(), *ended])
         self.view = self._rows.view(held=self._held())
         return self.view

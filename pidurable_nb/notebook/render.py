@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 from . import markdown
+from .dashboardview import DashboardView
 from .graphview import GraphView
 from .markdown import LINE
 from .markup import (
@@ -321,6 +322,11 @@ def _(view: TalkView) -> Html:
     return el("div", *parts, style=CARD)
 
 
+@_html.register
+def _(view: DashboardView) -> Html:
+    return join(_html(part) for part in (view.talk, view.graph, view.timeline, view.recovery))
+
+
 _html.register(GraphView, graph_html)
 _html.register(TimelineView, timeline_html)
 
@@ -522,6 +528,11 @@ def _(view: TalkView) -> str:
     if view.usage:
         lines.append(" · ".join(view.usage))
     return "\n".join(lines)
+
+
+@_text.register
+def _(view: DashboardView) -> str:
+    return "\n\n".join(map(to_text, (view.talk, view.graph, view.timeline, view.recovery)))
 
 
 _text.register(GraphView, graph_text)

@@ -1,13 +1,14 @@
-"""The live form of a conversation (notebook.md, "Live widgets", 2)."""
+"""The live forms of a conversation and of the dashboard (notebook.md, "Live widgets", 2 and 6)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .dashboardview import DashboardView
 from .talkview import Block, TalkView
 from .widgets import Publisher, ViewWidget, css, esm, packed
 
-__all__ = ["ConversationWidget"]
+__all__ = ["ConversationWidget", "DashboardWidget"]
 
 
 class ConversationWidget(ViewWidget):
@@ -21,4 +22,30 @@ class ConversationWidget(ViewWidget):
         super().__init__(view, publish=publish)
 
     def _wire(self, view: TalkView) -> dict[str, Any]:
+        return view.wire(self._known)
+
+
+class DashboardWidget(ViewWidget):
+    """The live form of a ``DashboardView`` (notebook.md, "Live widgets", 6): the widgets of its parts, in tabs."""
+
+    _esm = packed(
+        esm(
+            "markdown.js",
+            "live.js",
+            "parts.js",
+            "items.js",
+            "conversation.js",
+            "tree.js",
+            "graph.js",
+            "timeline.js",
+            "dashboard.js",
+        )
+    )
+    _css = css("base.css", "answer.css", "conversation.css", "tree.css", "graph.css", "timeline.css", "dashboard.css")
+
+    def __init__(self, view: DashboardView, *, publish: Publisher | None = None) -> None:
+        self._known: dict[str, Any] = {}
+        super().__init__(view, publish=publish)
+
+    def _wire(self, view: DashboardView) -> dict[str, Any]:
         return view.wire(self._known)

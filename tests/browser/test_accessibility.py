@@ -12,6 +12,7 @@ from pidurable_nb.notebook.render import to_html
 
 from .talk_gallery import TALKS
 from .task_gallery import GRAPHS, TIMELINES
+from .test_board_gallery import BOARD
 from .widget_gallery import ANSWERS, CARDS, browser_page, show_live, show_static
 
 pytestmark = pytest.mark.browser
@@ -43,6 +44,16 @@ def test_live_widgets(browser: Browser, kind: str, dark: bool) -> None:
             show_live(page, name, view)
         page.add_style_tag(content=".pd-acts, .pd-copy { opacity: 1 !important }")  # as under the pointer
         assert violations(page) == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_dashboard(browser: Browser, dark: bool) -> None:
+    with browser_page(browser, dark=dark, width=1000, calm=True) as page:
+        show_live(page, "board", BOARD)
+        page.add_style_tag(content=".pd-acts, .pd-copy { opacity: 1 !important }")
+        for name in ("Conversation", "Tasks", "Timeline", "Opening"):
+            page.get_by_role("tab", name=name).click()
+            assert violations(page) == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -131,3 +131,37 @@ def test_a_closed_session_leaves_the_static_form(lab: Lab) -> None:
     assert sorted(output.data) == ["text/html", "text/plain"]
     assert len(str(output)) < 5000
     notebook.close()
+
+
+HIDDEN = """() => {
+  window.told = [];
+  window.Notification = class {
+    static permission = "granted";
+    constructor(title, { body }) { window.told.push([title, body]); }
+  };
+  Object.defineProperty(document, "hidden", { get: () => true });
+}"""
+
+
+def test_the_dashboard_and_a_notification(lab: Lab) -> None:
+    story = Story.write(lab, "board", [SETUP, OPEN, "%durable dashboard", "%durable notify on", ask(LONG)])
+    notebook = story.open()
+    notebook.page.evaluate(HIDDEN)
+    for cell in range(5):
+        notebook.run_cell(cell)
+    board = notebook.output(2).locator(".pd-board")
+    expect(board).to_contain_text("small decision", timeout=30_000)
+    board.get_by_role("tab", name="Tasks").click()
+    tasks = board.get_by_role("tree", name="Tasks")
+    expect(tasks).to_contain_text("turn", timeout=30_000)
+    tasks.get_by_text("turn").first.click()
+    expect(board.get_by_role("tabpanel")).to_contain_text("pi.generation", timeout=30_000)
+    board.get_by_role("tab", name="Timeline").click()
+    expect(board.get_by_role("tabpanel")).to_contain_text(LONG, timeout=30_000)
+    board.get_by_role("tab", name="Opening").click()
+    expect(board.get_by_role("tabpanel")).to_contain_text("new session")
+    notebook.page.wait_for_function("window.told.length > 0", timeout=60_000)
+    assert notebook.page.evaluate("window.told") == [["the answer is there", LONG]]
+    expect(notebook.output(3).locator(".pd-notify")).to_contain_text("notifications are on")
+    assert notebook.console == []
+    notebook.close()

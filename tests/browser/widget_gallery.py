@@ -39,7 +39,7 @@ from pidurable_nb.notebook.view import (
     View,
 )
 from pidurable_nb.notebook.widgets import AnswerWidget, ViewWidget
-from pidurable_nb.notebook.widgets_talk import ConversationWidget
+from pidurable_nb.notebook.widgets_talk import ConversationWidget, DashboardWidget
 from pidurable_nb.notebook.widgets_tasks import GraphWidget, TimelineWidget
 
 from .lab import CHROMIUM_ARGUMENTS, find_chromium
@@ -456,6 +456,7 @@ WIDGETS: dict[str, type[ViewWidget]] = {
     "GraphView": GraphWidget,
     "TimelineView": TimelineWidget,
     "TalkView": ConversationWidget,
+    "DashboardView": DashboardWidget,
 }
 """The widget that shows each kind of view."""
 

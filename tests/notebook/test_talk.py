@@ -251,6 +251,21 @@ def test_a_session_that_closes_says_so(chat: Chat, page: Page) -> None:
     assert "open it again" in str(page.view.problem)
 
 
+def test_a_dashboard_follows_all_of_its_parts(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page(chat.dashboard(), monkeypatch)  # type: ignore[arg-type]
+    view = lambda: page.shown.view  # noqa: E731
+    page.press("send", text="one", mode="send")
+    until("the answer is there", lambda: "you said one" in str(view().talk))  # type: ignore[attr-defined]
+    until("its task is there", lambda: view().graph.rows)  # type: ignore[attr-defined]
+    until("its row is there", lambda: view().timeline.rows)  # type: ignore[attr-defined]
+    task = view().graph.rows[0].id  # type: ignore[attr-defined]
+    assert page.press("select", task=task)["task"] == task
+    chat.close()
+    until("it says that it is over", lambda: view().talk.state == "over")  # type: ignore[attr-defined]
+    html = page.shown._repr_mimebundle_()["text/html"]
+    assert "you said one" in html
+
+
 def test_where_nobody_watches_it_is_shown_once(
     chat: Chat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,8 +85,8 @@ function blockPart(feed, jump) {
     press("fork", { entry: block.entry }, { magic: `%durable fork ${block.entry}`, words: "forking…" }),
   );
   const task = textButton("", "", () => {
-    if (jump) jump(block.task);
-    else if (!detail.node.hidden) detail.node.hidden = true;
+    if (jump?.(block.task)) return;
+    if (!detail.node.hidden) detail.node.hidden = true;
     else press("task", { task: block.task }, { magic: `%durable task ${block.task}`, done: detail.show });
   });
   const rewrite = rewriting((wanted, done) => press("again", { entry: block.entry, text: wanted }, { words: "asking…", done }), () => edit);

@@ -351,11 +351,20 @@ export function mountGraph(feed, model, el) {
   const silence = feed.listen(update);
   const timer = setInterval(() => feed.lost || tick(), 1000);
   update();
-  return () => {
+  const unmount = () => {
     clearInterval(timer);
     clearTimeout(due);
     silence();
   };
+  // Show a task as if someone had selected it.
+  unmount.choose = (task) => {
+    details = null;
+    chosen = task;
+    asking = refused = "";
+    ask();
+    update();
+  };
+  return unmount;
 }
 
 export default widget(mountGraph);
