@@ -50,6 +50,7 @@ class Mirror:
         self.tasks: dict[int, TaskRecord] = {}
         self.children: defaultdict[int, set[int]] = defaultdict(set)
         self.submissions: dict[int, SubmissionRecord] = {}
+        self.requests: dict[tuple[int, str], int] = {}  # of those, by conversation and request id
         self.conversations: dict[int, ConversationRecord] = {}
         self.owned_conversations: defaultdict[int, set[int]] = defaultdict(set)
         self.documents: dict[Address, DocumentState | None] = {}
@@ -74,10 +75,7 @@ class Mirror:
         for conversation in staged.conversations.values():
             self.put_conversation(conversation)
         for submission in staged.submissions.values():
-            if submission.settled:
-                self.submissions.pop(submission.id, None)
-            else:
-                self.submissions[submission.id] = submission
+            self._put_submission(submission)
         for address, change in staged.documents.items():
             self.put_document(address, change.after)
         for task in staged.tasks.values():  # last: one that ends takes along what was kept for it
@@ -100,6 +98,18 @@ class Mirror:
             self.tasks[task.id] = task
             if owner is not None:
                 self.children[owner].add(task.id)
+
+    def _put_submission(self, submission: SubmissionRecord) -> None:
+        if submission.settled:
+            self.submissions.pop(submission.id, None)
+        else:
+            self.submissions[submission.id] = submission
+        if submission.request_id is not None:
+            asked = submission.conversation_id, submission.request_id
+            if submission.settled:
+                self.requests.pop(asked, None)
+            else:
+                self.requests[asked] = submission.id
 
     def put_document(self, address: Address, state: DocumentState | None) -> None:
         self.documents[address] = state
@@ -128,6 +138,7 @@ class Mirror:
         self.tasks = dict(other.tasks)
         self.children = defaultdict(set, {id: set(children) for id, children in other.children.items()})
         self.submissions = dict(other.submissions)
+        self.requests = dict(other.requests)
         self.conversations = dict(other.conversations)
         self.owned_conversations = defaultdict(set, {id: set(own) for id, own in other.owned_conversations.items()})
         self.documents = dict(other.documents)

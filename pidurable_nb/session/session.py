@@ -463,7 +463,10 @@ class Session:
         return await self._read(self.storage.submission(id))
 
     async def _sealed_submission_by_request(self, conversation: int, request_id: str) -> SubmissionRecord | None:
-        for record in (*self._sealed.submissions.values(), *self._sealed.in_flight.values()):
+        found = self._sealed.requests.get((conversation, request_id))
+        if found is not None:
+            return self._sealed.submissions[found]
+        for record in self._sealed.in_flight.values():  # those that settled, and storage does not show yet
             if (
                 isinstance(record, SubmissionRecord)
                 and record.conversation_id == conversation
