@@ -16,7 +16,7 @@ from ..values import JsonValue
 from . import talk
 from .dashboardview import DashboardView
 from .following import Follower, GraphFollower, TimelineFollower, task_details
-from .live import LiveView
+from .live import LiveView, session_of
 from .pressed import connect, number
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class DashboardFollower(Follower[DashboardView]):
     def __init__(self, chat: Chat) -> None:
         super().__init__(chat.harness)
         self._chat = chat
-        self.talk = talk.TalkFollower(lambda: chat.conversation, chat.harness, held=lambda: chat._hold.reason)
-        self._graph = GraphFollower(chat.harness, held=chat.held)
-        self._timeline = TimelineFollower(chat.harness)
+        self.talk = talk.follower(chat)
+        self._graph = GraphFollower(session_of(chat), held=chat.held)
+        self._timeline = TimelineFollower(session_of(chat))
         self.view = self._made()
 
     async def load(self) -> DashboardView:
@@ -71,7 +71,7 @@ def dashboard(chat: Chat) -> LiveView[DashboardView]:
     follower = DashboardFollower(chat)
 
     async def select(message: Mapping[str, Any]) -> JsonValue:
-        return await task_details(chat.harness, number(message, "task"))
+        return await task_details(session_of(chat), number(message, "task"))
 
     async def abort(message: Mapping[str, Any]) -> JsonValue:
         return await chat.harness.abort_task(TaskId(number(message, "task")))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .chat import Chat
     from .widgets import ViewWidget
 
-__all__ = ["LiveView", "graph", "timeline"]
+__all__ = ["LiveView", "graph", "session_of", "timeline"]
 
 V = TypeVar("V", bound=View)
 
@@ -105,7 +105,7 @@ class LiveView(Generic[V]):
             asyncio.get_running_loop().run_in_executor(None, replace_live, widget, handle, self.view)
 
 
-def _session(chat: Chat) -> Harness | Observer:
+def session_of(chat: Chat) -> Harness | Observer:
     """What is followed: the session itself, or the observer of another process's."""
     from .observing import ObservedChat
 
@@ -114,7 +114,7 @@ def _session(chat: Chat) -> Harness | Observer:
 
 def graph(chat: Chat) -> LiveView[GraphView]:
     """The tasks of a session as a tree, followed; blocking until the first form is read."""
-    session = _session(chat)
+    session = session_of(chat)
 
     async def select(message: Mapping[str, Any]) -> JsonValue:
         return await task_details(session, pressed.number(message, "task"))
@@ -146,6 +146,6 @@ def timeline(chat: Chat, limit: int = LIMIT) -> LiveView[TimelineView]:
 
         return TimelineWidget(view)
 
-    follower = TimelineFollower(_session(chat), limit=limit)
+    follower = TimelineFollower(session_of(chat), limit=limit)
     chat._bridge.run(follower.load)
     return LiveView(chat._bridge, follower, widget, f"timeline of {chat.name}")

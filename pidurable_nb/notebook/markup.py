@@ -53,10 +53,19 @@ def escape(text: str) -> str:
     return html.escape(clean_output(text))
 
 
+_DATE = re.compile(r"(\d{4}-\d\d-\d\d)")
+
+
 def ticks(text: str) -> Html:
-    """``text``, of which parts between backticks are shown as code."""
+    """``text``, of which parts between backticks are shown as code, and dates stay on one line."""
     parts = re.split(r"`([^`\n]+)`", text)
-    return join(el("code", part, style=MONO) if index % 2 else part for index, part in enumerate(parts))
+    return join(el("code", part, style=MONO) if index % 2 else _dates(part) for index, part in enumerate(parts))
+
+
+def _dates(text: str) -> Html:
+    """A line breaks at none of the hyphens of a date."""
+    parts = _DATE.split(text)
+    return join(el("span", part, style="white-space:nowrap") if index % 2 else part for index, part in enumerate(parts))
 
 
 def el(tag: str, *children: str | None, style: str = "", **attributes: str) -> Html:

@@ -164,7 +164,7 @@ def _tool_html(view: AnswerView, item: ToolItem) -> Html:
 
 @_html.register
 def _(view: RecoveryView) -> Html:
-    parts = [header(view.badge, [view.path]), el("div", view.headline)]
+    parts = [header(view.badge, [view.path]), el("div", ticks(view.headline))]
     if view.summary:
         parts.append(el("div", view.summary))
     if view.rows:

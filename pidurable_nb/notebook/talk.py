@@ -19,7 +19,7 @@ from ..records import ConversationId, Entry, EntryId
 from ..values import JsonValue
 from .branches import BranchesState
 from .following import Follower, noticing, task_details
-from .live import LiveView
+from .live import LiveView, session_of
 from .opened import session_name
 from .pressed import connect, decide, number, words
 from .talkview import TalkView, talk_view
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .chat import Chat
     from .widgets import ViewWidget
 
-__all__ = ["TalkFollower", "actions", "stopped_inputs", "watch"]
+__all__ = ["TalkFollower", "actions", "follower", "stopped_inputs", "watch"]
 
 PAGE = 60
 """So many entries are shown at first, and so many more each time that older ones are asked for."""
@@ -41,18 +41,25 @@ _MODES: dict[str, WhenBusy] = {"send": "follow_up", "follow_up": "follow_up", "s
 
 class TalkFollower(Follower[TalkView]):
     """Follows the newest part of the conversation that ``home`` gives, and on request of another one, until ``home``
-    gives a new one, as it does when a notebook is rewound. ``held`` says why nothing runs."""
+    gives a new one, as it does when a notebook is rewound. ``held`` says why nothing runs, ``writes`` that the session
+    may be written to."""
 
     session: Harness
 
     def __init__(
-        self, home: Callable[[], Conversation], harness: Harness, *, held: Callable[[], str | None] = lambda: None
+        self,
+        home: Callable[[], Conversation],
+        harness: Harness,
+        *,
+        held: Callable[[], str | None] = lambda: None,
+        writes: bool = True,
     ) -> None:
         super().__init__(harness)
         self.conversation = home()
         self._home = home
         self._home_id = self.conversation.id
         self._held = held
+        self._writes = writes
         self._limit = PAGE
         self._entries: list[Entry] = []
         self._earlier = False
@@ -148,6 +155,7 @@ class TalkFollower(Follower[TalkView]):
             stopping=self._stopping,
             model=self._model,
             name=self._name,
+            writes=self._writes,
             over=over,
         )
 
@@ -255,20 +263,27 @@ def actions(chat: Chat, follower: TalkFollower) -> dict[str, Callable[[Mapping[s
         "withdraw": withdraw,
         "decide": lambda message: decide(follower.conversation, message),
         "older": lambda _: follower.older(),
-        "task": lambda message: task_details(harness, number(message, "task")),
+        "task": lambda message: task_details(session_of(chat), number(message, "task")),
     }
+
+
+def follower(chat: Chat) -> TalkFollower:
+    """What follows the conversation where a notebook is."""
+    return TalkFollower(
+        lambda: chat.conversation, chat.harness, held=lambda: chat._hold.reason, writes=not chat.observed
+    )
 
 
 def watch(chat: Chat) -> LiveView[TalkView]:
     """A conversation, live: its transcript, what waits, and a place to write; blocking until its first form is read."""
-    follower = TalkFollower(lambda: chat.conversation, chat.harness, held=lambda: chat._hold.reason)
+    followed = follower(chat)
 
     def widget(view: TalkView) -> ViewWidget:
         from .widgets_talk import ConversationWidget
 
         made = ConversationWidget(view)
-        connect(chat._bridge, made, actions(chat, follower))
+        connect(chat._bridge, made, actions(chat, followed))
         return made
 
-    chat._bridge.run(follower.load)
-    return LiveView(chat._bridge, follower, widget, f"conversation of {chat.name}")
+    chat._bridge.run(followed.load)
+    return LiveView(chat._bridge, followed, widget, f"conversation of {chat.name}")

@@ -103,7 +103,7 @@ class TalkView(View):
 
     ``name`` is that of a branch. ``earlier`` says that there is more before the first block. ``origin`` is the
     conversation and the entry that it was forked from. ``problem`` says why it waits, failed or is over, ``stopping``
-    what a stop waits for.
+    what a stop waits for; ``writes`` is false where the session is only observed.
     """
 
     conversation: int
@@ -116,6 +116,7 @@ class TalkView(View):
     origin: tuple[int, int] | None = None
     problem: str | None = None
     stopping: str | None = None
+    writes: bool = True
     started_at: float | None = None
     retry_at: float | None = None
     requests: int = 0
@@ -166,6 +167,7 @@ class TalkView(View):
             "state": self.state,
             "badge": list(self.badge),
             "busy": self.busy,
+            "writes": self.writes,
             "facts": [clean_output(fact) for fact in self.facts],
             "origin": None if self.origin is None else self.origin[0],
             "problem": None if self.problem is None else clean_output(self.problem),
@@ -188,12 +190,13 @@ def talk_view(
     model: str | None = None,
     over: str | None = None,
     name: str | None = None,
+    writes: bool = True,
 ) -> TalkView:
     """A conversation as it is now. ``entries`` are its newest ones, oldest first; ``earlier`` that there are more.
 
     ``held`` says why scheduling is held back, ``over`` why the session has ended here. ``stopped`` are the entries of
     inputs whose run a person stopped, ``stopping`` that a stop was heard. ``model`` is the one that answers now,
-    ``name`` that of a branch.
+    ``name`` that of a branch, ``writes`` whether the session may be written to.
     """
     live, parent = view.live, view.record.parent
     generation = live.generation
@@ -211,6 +214,7 @@ def talk_view(
         origin=None if parent is None else (parent.conversation, parent.at),
         problem=problem,
         stopping=stopping_words(live) if stopping and live.run is not None else None,
+        writes=writes,
         started_at=generation.started_at if generation is not None else None,
         retry_at=retry.at if retry is not None and state == "retrying" else None,
         requests=view.usage.requests,

@@ -9,6 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from pidurable_nb.notebook.render import to_html
+from pidurable_nb.notebook.view import StatusRow, StatusView
 
 from .talk_gallery import TALKS
 from .task_gallery import GRAPHS, TIMELINES
@@ -17,7 +18,14 @@ from .widget_gallery import ANSWERS, CARDS, browser_page, show_live, show_static
 
 pytestmark = pytest.mark.browser
 
-WIDGETS: dict[str, dict[str, Any]] = {"answers": ANSWERS, "talks": TALKS, "graphs": GRAPHS, "timelines": TIMELINES}
+NOTIFY = {"notify": StatusView(title="notifications are on", rows=(StatusRow("when", "a run ends"),))}
+WIDGETS: dict[str, dict[str, Any]] = {
+    "answers": ANSWERS,
+    "talks": TALKS,
+    "graphs": GRAPHS,
+    "timelines": TIMELINES,
+    "notify": NOTIFY,
+}
 
 # What holds for a whole page says nothing of a widget in it: a gallery has no landmarks and shows a widget many times.
 RULES = {

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from pidurable_nb import patch
 from pidurable_nb.notebook.talkview import Chip, TalkView
-from pidurable_nb.notebook.view import TextItem
+from pidurable_nb.notebook.view import StatusRow, StatusView, TextItem
 
 from .talk_gallery import PAST, STREAMING, TALKS, asked, said
 from .widget_gallery import CONTRASTS, MARKDOWN, OVERFLOWS, XSS, browser_page, send, sent, show_live
@@ -256,3 +256,41 @@ def test_a_long_answer_in_a_long_transcript_stays_fluid(page: Page) -> None:
     )
     assert "more 19" in page.inner_text("#a .pd-streaming .pd-md > :last-child")
     assert spent < 50, f"{spent:.0f} ms for one update; ten a second must leave the page free"
+
+
+def test_an_observed_session_is_read_and_not_written(page: Page) -> None:
+    show_live(page, "a", TALKS["streaming"].replaced(writes=False))
+    expect(page.get_by_role("textbox", name="Message")).to_be_hidden()
+    expect(page.get_by_role("button", name="Stop this run")).to_be_hidden()
+    entry = block(page, 35)
+    entry.hover()
+    expect(entry.get_by_role("button", name="Copy entry 35")).to_be_visible()
+    expect(entry.get_by_role("button", name="Fork from entry 35")).to_be_hidden()
+
+
+def test_notifications_come_while_nobody_looks_and_ask_the_browser_first(page: Page) -> None:
+    page.evaluate(
+        """() => {
+          window.told = [];
+          window.Notification = class {
+            static permission = "default";
+            static async requestPermission() { this.permission = window.answer; return this.permission; }
+            constructor(title, { body }) { window.told.push(`${title}: ${body}`); }
+          };
+          window.answer = "default";
+          Object.defineProperty(document, "hidden", { configurable: true, get: () => window.away });
+        }"""
+    )
+    show_live(page, "a", StatusView(title="notifications are on", rows=(StatusRow("when", "a run ends"),)))
+    allow = page.get_by_role("button", name="Allow in this browser")
+    expect(page.locator("#a .pd-said")).to_have_text("the browser has not been asked yet")
+    news = {"news": {"title": "the answer is there", "body": "one", "tag": "x"}}
+    page.evaluate("window.away = true")
+    send(page, "a", news)  # not allowed yet
+    page.evaluate("window.answer = 'granted'")
+    allow.click()
+    expect(allow).to_be_hidden()
+    send(page, "a", news)
+    page.evaluate("window.away = false")
+    send(page, "a", news)  # somebody looks
+    assert page.evaluate("window.told") == ["the answer is there: one"]

@@ -39,6 +39,7 @@ from pidurable_nb.notebook.view import (
     View,
 )
 from pidurable_nb.notebook.widgets import AnswerWidget, ViewWidget
+from pidurable_nb.notebook.widgets_notify import NotifyWidget
 from pidurable_nb.notebook.widgets_talk import ConversationWidget, DashboardWidget
 from pidurable_nb.notebook.widgets_tasks import GraphWidget, TimelineWidget
 
@@ -457,6 +458,7 @@ WIDGETS: dict[str, type[ViewWidget]] = {
     "TimelineView": TimelineWidget,
     "TalkView": ConversationWidget,
     "DashboardView": DashboardWidget,
+    "StatusView": NotifyWidget,
 }
 """The widget that shows each kind of view."""
 
@@ -611,7 +613,13 @@ def show_live(page: Page, name: str, view: Any, *, caption: bool = False, kernel
     """Render ``view`` in the page as a live widget with the id ``name``; ``kernel`` is what the page knows of it."""
     page.evaluate(
         "(given) => window.show(...given)",
-        [name, view.wire(), name if caption else None, kernel, type(view).__name__],
+        [
+            name,
+            WIDGETS[type(view).__name__](view).state["view"],
+            name if caption else None,
+            kernel,
+            type(view).__name__,
+        ],
     )
 
 

@@ -251,6 +251,21 @@ def test_a_session_that_closes_says_so(chat: Chat, page: Page) -> None:
     assert "open it again" in str(page.view.problem)
 
 
+def test_an_observed_session_is_shown_and_takes_no_messages(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat.ask("one")
+    chat.close()
+    observed = notebook.observe(chat.path, name="observed", show=False)
+    try:
+        page = Page(observed.watch(), monkeypatch)
+        page.waits_for("one", "you said one")
+        assert not page.view.writes
+        assert page.fails("send", text="two", mode="send")
+        assert page.press("task", task=page.view.blocks[-1].task)["story"]
+        assert observed.dashboard().view.graph.can_abort is False
+    finally:
+        observed.close()
+
+
 def test_a_dashboard_follows_all_of_its_parts(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page(chat.dashboard(), monkeypatch)  # type: ignore[arg-type]
     view = lambda: page.shown.view  # noqa: E731

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from pidurable_nb.messages import (
 )
 from pidurable_nb.notebook.talkview import TalkView, talk_view
 from pidurable_nb.notebook.view import TextItem, ToolItem
+from pidurable_nb.notebook.widgets_talk import ConversationWidget
 from pidurable_nb.records import ConversationRecord, Entry, ForkPoint
 
 CALL = ToolCall(id="c1", name="weather", arguments={"city": "Paris"})
@@ -196,3 +199,17 @@ def test_text_of_an_answer_comes_whole_and_other_text_clipped_and_clean() -> Non
     item = view.blocks[1].answer.items[0]  # type: ignore[union-attr]
     assert isinstance(item, TextItem)
     assert blocks["0.0"]["items"][0]["text"] == long
+
+
+def test_a_hundred_kilobytes_of_answer_cost_less_than_one_and_a_half_times_their_size() -> None:
+    # From the first word to the stored entry; each step stands for one message.
+    whole = "twenty characters.. " * 5_000
+    entries = [asked(1, "a long one, please")]
+    views = [talk_view(conversation(streaming(whole[:cut])), entries) for cut in range(0, len(whole) + 1, 2_000)]
+    views.append(talk_view(conversation(), [*entries, said(4, whole)]))
+    known: dict[str, Any] = {}
+    forms = [view.wire(known) for view in views]
+    sent = sum(len(json.dumps(patch.diff(old, new), separators=(",", ":"))) for old, new in pairwise(forms))
+    assert sent < 1.15 * len(whole)
+    module = len(ConversationWidget._esm) + len(ConversationWidget._css)
+    assert sent + module < 1.5 * len(whole)

@@ -120,8 +120,8 @@ function blockPart(feed, jump) {
       put(task, `task ${block.task}`);
       task.setAttribute("aria-label", `Show task ${block.task}`);
       toggle(copy, Boolean(textOf(block)));
-      toggle(edit, block.role === "user" && block.entry !== null);
-      toggle(fork, block.entry !== null);
+      toggle(edit, feed.view.writes && block.role === "user" && block.entry !== null);
+      toggle(fork, feed.view.writes && block.entry !== null);
       toggle(task, block.task !== null);
     },
   };
@@ -208,11 +208,12 @@ function composing(feed, said) {
   }
 
   function usable() {
-    return !feed.lost && feed.view.state !== "over";
+    return !feed.lost && feed.view.state !== "over" && feed.view.writes;
   }
 
   function show() {
     const { busy } = feed.view;
+    toggle(node, feed.view.writes);
     toggle(send, !busy);
     toggle(steer, busy);
     toggle(follow, busy);
@@ -331,11 +332,11 @@ export function mountConversation(feed, model, el, { jump = null } = {}) {
     else if (said.dataset.text?.startsWith("stop")) ticks(said, "");
     put(back, `Back to conversation ${view.origin}`);
     const usable = !feed.lost && view.state !== "over";
-    const stoppable = usable && (view.busy || view.waiting.length > 0);
+    const stoppable = usable && view.writes && (view.busy || view.waiting.length > 0);
     // A button that has the focus stays until the focus moves on.
     const held = (button) => document.activeElement === button;
     toggle(back, usable && view.origin !== null);
-    toggle(retry, usable && (view.state === "failed" || held(retry)));
+    toggle(retry, usable && view.writes && (view.state === "failed" || held(retry)));
     stop.classList.toggle("pd-gone", !stoppable && !held(stop));
     stop.setAttribute("aria-disabled", String(!stoppable || Boolean(view.stopping)));
     tick();
