@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -14,8 +14,10 @@ from unittest import mock
 import comm
 from comm.base_comm import BaseComm
 
-from pidurable_nb.notebook.view import AnswerView, TextItem
-from pidurable_nb.notebook.widgets import AnswerWidget, Publisher
+from pidurable_nb.notebook.talkview import Block, TalkView
+from pidurable_nb.notebook.view import AnswerView, TextItem, TranscriptEntry, View
+from pidurable_nb.notebook.widgets import AnswerWidget, Publisher, ViewWidget
+from pidurable_nb.notebook.widgets_talk import ConversationWidget
 
 from .figures import Figure
 
@@ -37,18 +39,24 @@ def _shown(text: str, status: Literal["running", "done"] = "running") -> AnswerV
     return AnswerView(status=status, items=(item,))
 
 
-def _streamed() -> int:
+def _talk(text: str, status: Literal["running", "done"] = "running") -> TalkView:
+    """The same answer as the newest entry of a conversation, which is stored at its end."""
+    said = TranscriptEntry(id=4, role="assistant", text="") if status == "done" else None
+    return TalkView(conversation=1, blocks=(Block(key="1.0", said=said, answer=_shown(text, status)),))
+
+
+def _streamed(kind: type[ViewWidget], shown: Callable[..., View]) -> int:
     """Bytes of an answer that grows by 20 characters each millisecond and is sent ten times a second."""
     with mock.patch.object(comm, "create_comm", lambda **options: _Counting(**options)):
         _Counting.sent = 0
-        widget = AnswerWidget(_shown(""), publish=Publisher(interval=60))
+        widget = kind(shown(""), publish=Publisher(interval=60))
         text = ""
         while len(text) < ANSWER:
             text += PIECE
-            widget.show(_shown(text))
+            widget.show(shown(text))
             if len(text) % (100 * len(PIECE)) == 0:
                 widget.flush()
-        widget.show(_shown(text, "done"))
+        widget.show(shown(text, "done"))
         widget.flush()
         return _Counting.sent
 
@@ -70,7 +78,9 @@ def _load_ext() -> float:
 
 def notebook_figures() -> Iterator[Figure]:
     """The browser's bytes and the extension's time."""
-    ratio = _streamed() / ANSWER
-    yield Figure("bytes to the browser for a streamed answer of 100 kB", ratio, "x text", "below 1.5", ratio < 1.5)
+    for where, kind, shown in (("", AnswerWidget, _shown), (" in a conversation", ConversationWidget, _talk)):
+        ratio = _streamed(kind, shown) / ANSWER
+        what = f"bytes to the browser for a streamed answer of 100 kB{where}"
+        yield Figure(what, ratio, "x text", "below 1.5", ratio < 1.5)
     loaded = _load_ext()
     yield Figure("%load_ext pidurable_nb", loaded * 1000, "ms", "below 300", loaded < 0.3)

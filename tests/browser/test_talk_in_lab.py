@@ -79,7 +79,7 @@ def test_a_conversation_is_watched_written_to_stopped_and_forked(lab: Lab) -> No
 
 
 def test_keys_alone_do_everything_and_none_of_them_reaches_the_notebook(lab: Lab) -> None:
-    story = Story.write(lab, "keys", [SETUP, TOOL, OPEN, WATCH, ask(HANG)])
+    story = Story.write(lab, "keys", [SETUP, TOOL, OPEN, WATCH, ask(HANG), "%durable graph"])
     (story.folder / "hostile.txt").write_text("hello")
     notebook = story.open()
     for cell in range(4):
@@ -116,6 +116,15 @@ def test_keys_alone_do_everything_and_none_of_them_reaches_the_notebook(lab: Lab
     expect(notebook.output(4).locator(".pd-answer")).to_have_count(0, timeout=30_000)
     assert "stopped" in notebook.text(4)
     assert story.submissions()[-1]["reason"] == "aborted"
+
+    # So is the choice of a task in the graph.
+    notebook.run_cell(5)
+    tree = notebook.output(5).get_by_role("tree", name="Tasks")
+    tree.get_by_role("treeitem").first.focus()
+    notebook.page.keyboard.press("ArrowDown")
+    notebook.page.keyboard.press("Enter")
+    expect(notebook.output(5).get_by_role("region", name="Selected task")).to_contain_text("pi.", timeout=30_000)
+    assert notebook.page.locator(".jp-Notebook.jp-mod-editMode").count() == 0
     assert notebook.console == []
     notebook.close()
 

@@ -22,6 +22,7 @@ from pidurable_nb.notebook import installed, observing
 from pidurable_nb.notebook.following import GraphFollower, TimelineFollower, task_details
 from pidurable_nb.notebook.graphview import GraphView
 from pidurable_nb.notebook.timelineview import TimelineView
+from pidurable_nb.tasks import TaskGraph
 from pidurable_nb.testing import KillSwitch, eventually
 
 
@@ -358,3 +359,24 @@ def test_an_observer_is_followed_and_offers_no_abort(tmp_path: Path) -> None:
             await asyncio.wait_for(asyncio.gather(graph, timeline), 20)
 
     asyncio.run(main())
+
+
+def test_a_task_that_began_after_the_graph_was_read_is_not_forgotten(chat: notebook.Chat) -> None:
+    turn = chat.submit("hang", show=False)
+    until(lambda: bool(turn.view.items))
+
+    async def follow() -> tuple[list[int], list[int]]:
+        follower = GraphFollower(chat.harness)
+        await follower.load()
+        (running,) = [row.id for row in follower.view.rows]
+        follower._rows = type(follower._rows)()
+        follower._begun.add(running)
+        before = await follower._take(TaskGraph(tasks={}))  # as it was before the task began
+        await chat.harness.abort_task(running)
+        await chat.conversation.wait_for_idle()
+        after = await follower._take(TaskGraph(tasks={}))
+        return [row.id for row in before.rows], [row.id for row in after.rows if not row.live]
+
+    before, after = chat.run(follow)
+    assert before == []
+    assert len(after) == 1

@@ -1,7 +1,7 @@
 // The Task graph widget: a tree of tasks with the waits across it. Its words come from graphview.py.
 
 import { widget } from "./live.js";
-import { box, icon, make, put, seconds, ticks, toggle } from "./parts.js";
+import { box, icon, make, ownKeys, put, seconds, ticks, toggle } from "./parts.js";
 import { ROW_HEIGHT, treeList, twist } from "./tree.js";
 
 const GRAPH_SVG = "http://www.w3.org/2000/svg";
@@ -32,6 +32,7 @@ export function mountGraph(feed, model, el) {
   split.append(left, pick);
   root.append(header, held, split);
   el.append(root);
+  const release = ownKeys(root);
 
   // What the person opened or closed by hand, and how many rows of an opened fold are shown.
   const opened = new Map();
@@ -353,6 +354,7 @@ export function mountGraph(feed, model, el) {
   update();
   const unmount = () => {
     clearInterval(timer);
+    release();
     clearTimeout(due);
     silence();
   };

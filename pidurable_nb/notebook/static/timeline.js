@@ -1,7 +1,7 @@
 // The Timeline widget: what ran when, across the lives of a session. Its words and its axis come from timelineview.py.
 
 import { widget } from "./live.js";
-import { icon, make, put, seconds, toggle } from "./parts.js";
+import { icon, make, ownKeys, put, seconds, toggle } from "./parts.js";
 import { ROW_HEIGHT, treeList, twist } from "./tree.js";
 
 const ZOOMS = [1, 2, 4, 8, 16, 32];
@@ -68,6 +68,7 @@ export function mountTimeline(feed, model, el) {
   lives.append(livesTitle, livesList);
   root.append(header, legend, host, empty, pick, lives);
   el.append(root);
+  const release = ownKeys(root);
 
   const opened = new Map();
   let chosen = null;
@@ -355,6 +356,7 @@ export function mountTimeline(feed, model, el) {
   update();
   return () => {
     clearInterval(timer);
+    release();
     resized.disconnect();
     silence();
   };
