@@ -23,6 +23,7 @@ from ..models.errors import redact
 from ..records import ConversationId, EntryId, Outcome, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
 from ..tasks import Phase, Task, TaskRun, TaskTx
+from ..tasks.runtime import is_own
 from ..values import JsonValue, Value, check_json
 from .agent import Agent
 from .context import ToolContext, update_tool
@@ -202,9 +203,9 @@ class ToolTask(Task[ToolInput, ToolOutcome], name="pi.tool", version=1):
             try:
                 raw = await _execute(task, tool, self.arguments, context)
                 result = _as_result(raw, tool, buffer)
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
+            except BaseException as error:
                 current = asyncio.current_task()
-                if not task._active or (current is not None and current.cancelling()):
+                if not is_own(error) or not task._active or (current is not None and current.cancelling()):
                     raise
                 result = _raised(error, buffer)  # its own doing, cancellations of its own work included
             finally:

@@ -536,8 +536,10 @@ def _post(
             return
         if error is None:
             future.set_result(result)
-        elif isinstance(error, StopIteration):  # a future cannot hold one
-            future.set_exception(RuntimeError("the function raised StopIteration"))
+        elif isinstance(error, (StopIteration, KeyboardInterrupt, GeneratorExit)):
+            # A future cannot hold the first, and the others would be about this loop here. No person interrupts a
+            # thread of ours, so they are the function's own.
+            future.set_exception(RuntimeError(f"the function raised {type(error).__name__}"))
         else:
             future.set_exception(error)
 
@@ -546,6 +548,16 @@ def _post(
     except RuntimeError:
         if not loop.is_closed():
             raise
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an error belongs to the code that raised it, rather than to the process or the loop.
+
+    Python interrupts the main thread alone, so a ``KeyboardInterrupt`` anywhere else was raised by that code itself.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is not threading.main_thread()
+    return not isinstance(error, GeneratorExit)
 
 
 def fault(error: BaseException) -> Faulted:

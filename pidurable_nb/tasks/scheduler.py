@@ -46,7 +46,7 @@ from .core import (
 from .definition import StoredTask, Task
 from .graph import GraphKeeper, TaskGraph, graph_of
 from .rules import change
-from .runtime import TaskRun, changed, end_task, fault, put_ended
+from .runtime import TaskRun, changed, end_task, fault, is_own, put_ended
 from .signals import SignalResult, deliver
 from .story import tell
 from .watchdog import BLOCKED, watchdog
@@ -429,9 +429,9 @@ class TaskSession(Session):
                 if current is not None and current.cancelling():
                     raise
                 error = cancelled  # the code raised it itself; nobody asked for it
-            except (KeyboardInterrupt, GeneratorExit):
-                raise  # they are about the process and the loop, not about this code
             except BaseException as raised:
+                if not is_own(raised):
+                    raise
                 error = raised
             record = self._committed.tasks.get(run.id)
             if record is None or record.state.status != "running":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,29 @@ async def test_a_raise_is_an_error_result_with_the_output_so_far(plain: bool, er
     assert "half way" in message.text
     expected = "StopIteration" if isinstance(error, StopIteration) else type(error).__name__
     assert expected in message.text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("mine"), GeneratorExit("mine")])
+@bounded
+async def test_what_a_thread_raises_is_its_own_doing_even_an_interrupt(error: BaseException) -> None:
+    @tool
+    def broken() -> None:
+        raise error
+
+    message, data = await one_call(Chat(), broken)
+    assert (message.is_error, data["code"]) == (True, "tool_error")
+    assert type(error).__name__ in message.text
+
+
+def test_an_interrupt_that_a_tool_raises_on_a_loop_beside_the_main_thread_is_its_own_doing() -> None:
+    @tool
+    async def broken() -> None:
+        raise KeyboardInterrupt("mine")
+
+    with ThreadPoolExecutor(1) as pool:
+        message, data = pool.submit(lambda: asyncio.run(asyncio.wait_for(one_call(Chat(), broken), 60))).result()
+    assert (message.is_error, data["code"]) == (True, "tool_error")
+    assert message.text == "KeyboardInterrupt: mine"
 
 
 @bounded
