@@ -37,7 +37,7 @@ from .render import mimebundle
 from .talk import stopped_inputs
 from .talkview import TalkView
 from .timelineview import LIMIT, TimelineView
-from .turns import Answer, Turn
+from .turns import INTERRUPT_GRACE, Answer, Turn, TurnInterrupted
 from .view import (
     ComparisonView,
     ConversationsView,
@@ -123,7 +123,7 @@ class Chat:
         ``again`` asks anew under it. Raises ``ConversationBusy`` with ``when_busy="reject"``.
         """
         self._check_open()
-        turn = self._bridge.run(self._ask, content, _request(request_id), when_busy, again)
+        turn = self._asked(content, _request(request_id), when_busy, again)
         if show if show is not None else frontend.live_frontend():
             turn.show()
         return turn
@@ -145,11 +145,34 @@ class Chat:
         """Ask for a cell: running it again finds the stored submission instead of asking again."""
         self._check_open()
         request = self._asking.request(kind, text, cell=cell, name=id)
-        return self._bridge.run(self._ask, text, request, when_busy, again)
+        return self._asked(text, request, when_busy, again)
 
     def cell_request(self, kind: str, text: str, *, cell: str | None) -> Request:
         """What a cell that does ``kind`` with ``text`` asks for: with it as ``request_id`` it is done once."""
         return self._asking.request(kind, text, cell=cell)
+
+    def _asked(self, content: Content, request: Request | None, when_busy: WhenBusy, again: bool) -> Turn:
+        """Ask on the engine thread. An interrupt meanwhile stops the turn, as one that comes later does."""
+        turns: list[Turn] = []
+        ended = asyncio.Event()
+
+        async def ask() -> Turn:
+            try:
+                turns.append(await self._ask(content, request, when_busy, again))
+            finally:
+                ended.set()
+            return turns[0]
+
+        async def stop() -> None:
+            await ended.wait()
+            for turn in turns:
+                await turn._stop()
+
+        try:
+            return self._bridge.run(ask, shield=True)
+        except KeyboardInterrupt:
+            self._bridge.later(INTERRUPT_GRACE, stop)
+            raise TurnInterrupted from None
 
     async def _ask(self, content: Content, request: Request | None, when_busy: WhenBusy, again: bool) -> Turn:
         return await self._follow(content, await self._asking.ask(content, request, when_busy, again))

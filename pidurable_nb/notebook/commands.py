@@ -236,18 +236,19 @@ def _ask(shell: Any, text: str, options: argparse.Namespace) -> None:
     waits = defaults().wait if options.wait is None else options.wait
     turn = chat.submit_cell(text, cell=frontend.cell_id(), when_busy=when_busy, again=again, id=options.id)
     live = frontend.live_frontend()
-    if live:
-        turn.show()
-        if not waits and options.to is None:
-            return
-    streamed = _Streamed(turn) if (options.format or defaults().format) == "text" and not live else None
-    try:
-        turn.wait_for_cell()
-    finally:
-        if streamed is not None:
-            streamed.end()
-    if not live and (streamed is None or not turn.view.settled):
-        turn.show()
+    with turn.stopped_by_interrupt():
+        if live:
+            turn.show()
+            if not waits and options.to is None:
+                return
+        streamed = _Streamed(turn) if (options.format or defaults().format) == "text" and not live else None
+        try:
+            turn.wait_for_cell()
+        finally:
+            if streamed is not None:
+                streamed.end()
+        if not live and (streamed is None or not turn.view.settled):
+            turn.show()
     if not turn.view.settled:
         print(_stops_waiting(turn.view, options.to))
     elif turn.view.status == "unanswered":

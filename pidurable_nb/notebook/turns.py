@@ -7,10 +7,11 @@ somebody watches, and once, at its end, where nobody does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -157,11 +158,19 @@ class Turn:
         self._wait(self._finished_or_parked)
 
     def _wait(self, wait: Callable[[], Awaitable[Any]]) -> None:
-        """Stop means stop, and restart means go on: an interrupt ends the call at once, and the turn a second later,
-        unless the kernel is gone by then."""
+        with self.stopped_by_interrupt():
+            self.chat._bridge.run(wait, shield=True)
+
+    @contextlib.contextmanager
+    def stopped_by_interrupt(self) -> Iterator[None]:
+        """Stop means stop, and restart means go on: an interrupt ends the block at once, and the turn a second later,
+        unless the kernel is gone by then. Raises ``TurnInterrupted``."""
         try:
-            self.chat._bridge.run(wait, shield=True, on_interrupt=self._stop_later)
+            yield
+        except TurnInterrupted:
+            raise
         except KeyboardInterrupt:
+            self._stop_later()
             raise TurnInterrupted from None
 
     def _stop_later(self) -> None:

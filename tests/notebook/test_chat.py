@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -31,6 +33,7 @@ from pidurable_nb.models.protocol import ModelRequest
 from pidurable_nb.notebook import frontend, installed
 from pidurable_nb.notebook.displays import Changing
 from pidurable_nb.notebook.holding import remedy
+from pidurable_nb.notebook.turns import TurnInterrupted
 from pidurable_nb.notebook.view import StatusView
 
 
@@ -535,3 +538,30 @@ def test_a_wait_says_how_long_it_takes_where_somebody_watches(
     assert len(shown) >= 3
     assert all(title.startswith("waiting until idle · ") for title in shown[:-1])
     assert shown[-1].startswith("idle after ")
+
+
+def test_an_interrupt_while_a_question_is_being_stored_stops_its_turn(
+    chat: notebook.Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = chat._asking.ask
+
+    async def pressed(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.1)
+        return await ask(*args)
+
+    monkeypatch.setattr(chat._asking, "ask", pressed)
+    with pytest.raises(TurnInterrupted):
+        chat.submit("hang")
+
+    async def reasons() -> list[str | None]:
+        return [record.reason async for record in chat.harness.submissions()]
+
+    until(lambda: chat.run(reasons) == ["aborted"])
+
+
+def test_an_interrupt_between_the_calls_of_a_cell_stops_its_turn(chat: notebook.Chat) -> None:
+    turn = chat.submit("hang")
+    with pytest.raises(TurnInterrupted), turn.stopped_by_interrupt():
+        raise KeyboardInterrupt
+    until(lambda: turn.view.status == "aborted")
