@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'pidurable_nb[mcp]'"
 
+LONGEST_NAME = 64
+"""The longest name of a tool that providers take."""
+
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -55,33 +58,56 @@ async def mcp_tools(
 
     ``server`` is a command as a list of words, for a server that speaks over its standard streams; the address of one
     that speaks streamable HTTP; what ``mcp.Client`` takes; or a function that returns it, called for each connection.
-    ``prefix`` goes before the tools' names. ``timeout`` bounds connecting and the wait for each answer, in seconds.
+    ``prefix`` goes before the tools' names; what providers do not take in a name becomes ``_``, and a number ends those
+    that would be the same. ``timeout`` bounds connecting and the wait for each answer, in seconds.
     ``approval`` asks a person before calls. Replay is unsafe; with ``trust_hints`` it is safe for tools that the server
     says are read-only or idempotent, which is for servers whose word you trust.
 
-    Raises ``DurableError`` where ``mcp`` is not installed, and what connecting raises.
+    Raises ``DurableError`` where ``mcp`` is not installed or the server's list of tools has no end, ``TimeoutError``
+    where the server does not answer, and what connecting raises.
     """
     connections = _Connections(server, timeout)
     try:
         client = await connections.client()
         found: list[mcp.Tool] = []
         cursor: str | None = None
+        cursors: set[str] = set()
         while True:
             page = await client.list_tools(cursor=cursor)
             found += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
+            if page.next_cursor is None:
                 break
+            cursor = page.next_cursor
+            if cursor in cursors:
+                raise DurableError(f"the MCP server of {name} gives the same page of its tools again and again")
+            cursors.add(cursor)
     finally:
         await connections.close()
-    tools = [_tool(item, connections, prefix, timeout, approval, trust_hints) for item in found]
+    names = _names([prefix + item.name for item in found])
+    tools = [
+        _tool(item, given, connections, timeout, approval, trust_hints)
+        for item, given in zip(found, names, strict=True)
+    ]
     return McpServer(name, tools=tools, connections=connections)
+
+
+def _names(offered: Sequence[str]) -> list[str]:
+    """Names that every provider takes, no two of them the same: a server may tell ``a.b`` from ``a_b``."""
+    given: list[str] = []
+    for name in offered:
+        plain = _NOT_A_NAME.sub("_", name)[:LONGEST_NAME] or "tool"
+        tried, number = plain, 2
+        while tried in given:
+            end = f"_{number}"
+            tried, number = plain[: LONGEST_NAME - len(end)] + end, number + 1
+        given.append(tried)
+    return given
 
 
 def _tool(
     offered: mcp.Tool,
+    name: str,
     connections: _Connections,
-    prefix: str,
     timeout: float,
     approval: bool | Callable[[dict[str, Any]], bool],
     trust_hints: bool,
@@ -96,7 +122,7 @@ def _tool(
     harmless = hints is not None and (hints.read_only_hint or hints.idempotent_hint)
     replay: Replay = "safe" if trust_hints and harmless else "unsafe"
     return Tool(
-        name=_NOT_A_NAME.sub("_", prefix + offered.name)[:64],
+        name=name,
         description=offered.description or offered.title or "",
         parameters=offered.input_schema,
         execute=execute,
@@ -143,6 +169,9 @@ class _Connections:
         try:
             async with asyncio.timeout(self._timeout):
                 return await asyncio.shield(connection.client)
+        except TimeoutError as error:
+            await self._end(connection)
+            raise TimeoutError(f"the MCP server did not answer within {self._timeout:g} s of connecting") from error
         except Exception:  # a caller that is cancelled leaves it to the others
             await self._end(connection)
             raise

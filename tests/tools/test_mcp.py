@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pidurable_nb import Registry
+from pidurable_nb.errors import DurableError
 from pidurable_nb.tools import McpServer, mcp_tools
 
 from .mcp_server import PNG
@@ -155,3 +156,55 @@ def test_a_server_over_http(http_server: str, monkeypatch: pytest.MonkeyPatch) -
         assert message.text == "42"
 
     over_http()
+
+
+ODD = """
+import json, sys, time
+
+mode = sys.argv[1]
+if mode == "silent":
+    time.sleep(600)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("method") == "initialize":
+        version = asked["params"]["protocolVersion"]
+        about = {"name": "x", "version": "1"}
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+    elif asked.get("method") == "tools/list":
+        names = ["a.b", "a_b", "a b", "n" * 70, "n" * 80]
+        result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+        if mode == "endless":
+            result["nextCursor"] = "again"
+    elif asked.get("method") == "tools/call":
+        result = {"content": [{"type": "text", "text": asked["params"]["name"]}]}
+    else:
+        if "id" in asked:
+            error = {"code": -32601, "message": "no"}
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@bounded
+async def test_tools_whose_names_would_be_the_same_have_names_of_their_own() -> None:
+    server = await mcp_tools([sys.executable, "-c", ODD, "plain"], name="odd")
+    try:
+        names = [tool.name for tool in server.tools]
+        assert names == ["a_b", "a_b_2", "a_b_3", "n" * 64, "n" * 62 + "_2"]
+        found = await called(server, ("a_b", {}), ("a_b_3", {}), (names[-1], {}))
+    finally:
+        await server.close()
+    assert [message.text for message, _ in found] == ["a.b", "a b", "n" * 80]
+
+
+@bounded
+async def test_a_list_of_tools_without_end_is_an_error() -> None:
+    with pytest.raises(DurableError, match="the MCP server of odd gives the same page of its tools again and again"):
+        await mcp_tools([sys.executable, "-c", ODD, "endless"], name="odd")
+
+
+@bounded
+async def test_a_server_that_says_nothing_is_an_error_that_says_so() -> None:
+    with pytest.raises(TimeoutError, match=r"the MCP server did not answer within 0\.5 s of connecting"):
+        await mcp_tools([sys.executable, "-c", ODD, "silent"], name="odd", timeout=0.5)
