@@ -92,7 +92,7 @@ class Usage(Value):
     output_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
-    cost: float = 0.0
+    cost: float = Field(default=0.0, allow_inf_nan=False)
 
     @property
     def total_tokens(self) -> int:

@@ -130,6 +130,17 @@ def detached(value: JsonValue) -> JsonValue:
     return value
 
 
+def valid_text(value: str) -> str:
+    """Text that JSON can hold: surrogates that belong together are joined, lone ones become ``\\ufffd``."""
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return value
+
+
 def check_text(value: str, what: str, path: str = "$") -> str:
     """Return ``value``, or raise ``InvalidValue`` when it holds a lone surrogate, which no JSON file can hold."""
     if not value.isascii():

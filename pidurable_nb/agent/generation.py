@@ -33,12 +33,13 @@ from ..models.protocol import (
     RequestOptions,
     TextDelta,
     ThinkingDelta,
+    ToolCallDelta,
 )
 from ..records import ConversationId, EntryId, TaskId, TaskRecord, outcome_of_task
 from ..session import Tx
 from ..session.context import ConversationContext
 from ..tasks import Phase, Task, TaskRun, TaskTx
-from ..values import JsonValue, Value, check_json
+from ..values import JsonValue, Value, check_json, valid_text
 from .agent import Agent, prompt_change, render_sections
 from .compaction import (
     KIND as COMPACTION,
@@ -61,7 +62,7 @@ from .runs import (
     settle_inputs,
 )
 from .state import LiveDeferred, LiveGeneration, LiveRetry, LiveRun, LiveState, LiveTool, ProviderState
-from .streams import closing, error_message
+from .streams import closing, error_message, storable
 from .toolrun import Control, ToolInput, ToolOutcome, ToolTask, result_of
 from .typed import OUTPUT_TOOL, declaration
 
@@ -351,11 +352,13 @@ class _Partial:
                 self._blocks[-1][1].append(event.text)
             else:
                 self._blocks.append((kind, [event.text], None))
-        elif not isinstance(event, Finish):
-            known = any(call is not None and call.id == event.id for _, _, call in self._blocks)
+        elif isinstance(event, ToolCallDelta):
+            known = any(call is not None and call.id == valid_text(event.id) for _, _, call in self._blocks)
             if known:
                 return  # its arguments are shown when they are whole
-            self._blocks.append(("tool_call", [], ToolCall(id=event.id, name=event.name)))
+            self._blocks.append(("tool_call", [], ToolCall(id=valid_text(event.id), name=valid_text(event.name))))
+        else:
+            raise TypeError(f"the model's stream gave a {type(event).__name__}, which is no event of a model")
         self._dirty = True
         if self._timer is None and self._flushing is None:
             delay = self._last + self._interval - self._loop.time()
@@ -372,9 +375,9 @@ class _Partial:
             if call is not None:
                 content.append(call)
             elif kind == "text":
-                content.append(TextBlock(parts[0]))
+                content.append(TextBlock(valid_text(parts[0])))
             else:
-                content.append(ThinkingBlock(parts[0]))
+                content.append(ThinkingBlock(valid_text(parts[0])))
         request = self._request
         return AssistantMessage(content=content, model=request.model, thinking=request.thinking)
 
@@ -449,7 +452,7 @@ async def _stream(task: Run, request: GenerationTask.Request, model: Model) -> A
                 if partial.error is not None:
                     raise partial.error
                 if isinstance(event, Finish):
-                    message = event.message
+                    message = storable(event.message)
                     break
                 partial.add(event)
     except Exception as error:
@@ -475,7 +478,7 @@ async def _poll(phase: GenerationTask.Poll, model: Model) -> AssistantMessage:
     if not isinstance(model, DeferredModel):
         return error_message(DurableError(f"The model {phase.model} cannot be asked for deferred answers."))
     try:
-        return await model.poll(phase.handle)
+        return storable(await model.poll(phase.handle))
     except Exception as error:
         return error_message(error)
 

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from glob import glob
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field, ValidationError
 
 from pidurable_nb import (
     Continue,
@@ -29,8 +30,8 @@ from pidurable_nb import (
     tool,
 )
 from pidurable_nb.agent.generation import GenerationTask
-from pidurable_nb.errors import StorageError
-from pidurable_nb.messages import AssistantMessage, TextBlock, ThinkingBlock, Usage, UserMessage
+from pidurable_nb.errors import StorageError, Unanswered
+from pidurable_nb.messages import AssistantMessage, TextBlock, ThinkingBlock, ToolCall, Usage, UserMessage
 from pidurable_nb.models import (
     Finish,
     Hang,
@@ -45,7 +46,7 @@ from pidurable_nb.records import Pending, Running, checkpoint_of_task
 from pidurable_nb.storage import PutTask
 from pidurable_nb.testing import KillSwitch, ManualClock
 
-from .support import Chat, GatedStorage, bounded, calls, eventually, forever, kinds, live, turns
+from .support import Chat, GatedStorage, bounded, call, calls, eventually, forever, kinds, live, results, turns
 
 
 class Streaming:
@@ -971,3 +972,88 @@ async def test_a_custom_model_set_and_a_callable_are_asked_at_each_use() -> None
         assert (await root.ask("hi")).text == "one"
         chat.models = {"scripted:b": two}
         assert (await root.ask("hi")).text == "two"
+
+
+# -- what models say that cannot be stored as it is --------------------------------------------------------------------
+
+
+@bounded
+@pytest.mark.parametrize("paced", [None, 200.0])
+async def test_half_characters_of_a_model_become_replacement_characters(paced: float | None) -> None:
+    chat = Chat(Reply("a\ud800b \ud83d\ude00", thinking="\udfff", tokens_per_second=paced), Reply(error="bad \ud800"))
+    async with chat.open() as (_, root):
+        answer = await root.ask("go")
+        assert answer.text == "a\ufffdb \U0001f600"
+        assert answer.messages[0].content[0].text == "\ufffd"
+        with pytest.raises(Unanswered, match="bad \ufffd"):
+            await root.ask("again")
+    assert chat.reports == []
+
+
+@bounded
+async def test_arguments_that_json_has_not_are_judged_by_the_tool() -> None:
+    given: list[tuple[str, float]] = []
+
+    @tool
+    def take(text: str, number: Annotated[float, Field(allow_inf_nan=False)] = 0.0) -> str:
+        given.append((text, number))
+        return "taken"
+
+    chat = Chat(
+        calls(call("take", {"text": "\ud800"}, "1"), call("take", {"text": "x", "number": float("nan")}, "2")), "done"
+    )
+    chat.install(take)
+    async with chat.open() as (_, root):
+        assert (await root.ask("go")).text == "done"
+        found = {message.call_id: message.text for message in await results(root)}
+    assert found == {"1": "taken", "2": "Invalid arguments for take: number: Input should be a finite number"}
+    assert given == [("\ufffd", 0.0)]
+
+
+class Odd:
+    """A model that gives the events it is told to give."""
+
+    id = "odd:one"
+    context_window = 1000
+    max_output_tokens = 100
+
+    def __init__(self, *events: Any) -> None:
+        self.events = events
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Any]:
+        for event in self.events:
+            yield event
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@bounded
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ("text", "the model's stream gave a str, which is no event"),
+        (Finish("ok"), "the model's answer is a str, not an AssistantMessage"),  # type: ignore[arg-type]
+        (Finish(UserMessage("ok")), "the model's answer is a UserMessage"),  # type: ignore[arg-type]
+        (Finish(AssistantMessage([ToolCall(id="1", name="x", arguments=nested(160))])), "nested deeper than 150"),
+    ],
+    ids=["event", "text", "message", "depth"],
+)
+async def test_what_a_model_may_not_give_is_an_error_of_the_model(event: Any, said: str) -> None:
+    chat = Chat()
+    chat.models = Odd(event)
+    chat.settings = Settings(model="odd:one")
+    async with chat.open() as (_, root):
+        settled = await (await root.submit("go")).wait()
+        assert settled.reason == "model_error"
+        assert said in str(settled.detail)
+    assert chat.reports == []
+
+
+def test_a_cost_is_a_number_that_sums_can_hold() -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Usage(cost=float("nan"))
