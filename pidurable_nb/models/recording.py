@@ -29,6 +29,7 @@ from typing import Any
 
 from ..errors import ModelError, RecordingMismatch, UnknownModel
 from ..messages import AssistantMessage, Message
+from ..values import valid_text
 from .errors import redact
 from .protocol import DeferredModel, Finish, Model, ModelEvent, ModelRequest, TextDelta, ThinkingDelta, ToolCallDelta
 
@@ -105,43 +106,45 @@ class RecordingModel:
         return self._model
 
     def _open(self) -> None:
-        """Write the first line, or check the one there is and drop a last line that a crash cut off."""
+        """Write the first line, or check the one there is and drop a last line that a crash cut off.
+
+        A file that is no recording of this model is left as it is.
+        """
+        head = {
+            "recording": VERSION,
+            "model": self.id,
+            "context_window": self.context_window,
+            "max_output_tokens": self.max_output_tokens,
+        }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
-            whole = 0
             with self.path.open("r+b") as file:
-                for line in file:
-                    if line.endswith(b"\n"):
-                        whole += len(line)
+                first = file.readline()
+                if first.endswith(b"\n") or not _line(head).startswith(first):
+                    known = _head(self.path)["model"]
+                    if known != self.id:
+                        raise ModelError(
+                            f"The recording {self.path} is of {known}, not of {self.id}. "
+                            "Use another file, or delete this one."
+                        )
+                    whole = len(first) + sum(len(line) for line in file if line.endswith(b"\n"))
+                else:
+                    whole = 0
                 if whole != file.seek(0, os.SEEK_END):
                     file.truncate(whole)
         except OSError as error:
             raise ModelError(f"The recording {self.path} cannot be written: {error.strerror}.") from error
-        if whole:
-            known = _head(self.path)["model"]
-            if known != self.id:
-                raise ModelError(
-                    f"The recording {self.path} is of {known}, not of {self.id}. Use another file, or delete this one."
-                )
-        else:
-            self._append(
-                {
-                    "recording": VERSION,
-                    "model": self.id,
-                    "context_window": self.context_window,
-                    "max_output_tokens": self.max_output_tokens,
-                }
-            )
+        if not whole:
+            self._append(head)
 
     def _write(self, exchange: dict[str, Any], secret: list[str] | None = None) -> None:
         self._append(_redacted({"take": self._take, **exchange}, secret or []))
 
     def _append(self, value: dict[str, Any]) -> None:
-        data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         try:
             with self._lock, self.path.open("ab") as file:
-                file.write(data)
+                file.write(_line(value))
         except OSError as error:
             raise ModelError(f"The recording {self.path} cannot be written: {error.strerror}.") from error
 
@@ -251,10 +254,17 @@ def _found(id: str) -> Model:
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
 def _head(path: Path) -> dict[str, Any]:
     for _, line in _objects(path):
+        limits = (line.get("context_window"), line.get("max_output_tokens"))
         if line.get("recording") == VERSION and isinstance(line.get("model"), str):
-            return line
+            if all(isinstance(limit, int) for limit in limits):
+                return line
+            raise ModelError(f"{path}, line 1: a recording gives context_window and max_output_tokens as numbers.")
         if isinstance(line.get("recording"), int) and line["recording"] > VERSION:
             raise ModelError(
                 f"A newer version of this package wrote the recording {path}: upgrade it to read the file."
@@ -288,7 +298,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     return  # a crash cut it off
                 try:
                     value = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ModelError(f"{path}, line {number}: not JSON ({error}).") from error
                 if not isinstance(value, dict):
                     raise ModelError(f"{path}, line {number}: not a JSON object.")
@@ -342,7 +352,7 @@ def _key(exchange: Mapping[str, Any]) -> str:
 
 
 def _redacted(value: Any, secret: list[str]) -> Any:
-    return _mapped(value, lambda text: redact(text, secret))
+    return _mapped(value, lambda text: valid_text(redact(text, secret)))
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

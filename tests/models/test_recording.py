@@ -225,6 +225,39 @@ def test_files_that_are_no_recording_are_named_with_the_line(tmp_path: Path) -> 
         RecordingModel(ScriptedModel([]), tmp_path)
 
 
+@pytest.mark.parametrize("content", [b'{"cells":[]}', b"hello\nworld", b"\xff\xfe\0"])
+def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"notes\.txt"):
+        RecordingModel(ScriptedModel([]), path)
+    assert path.read_bytes() == content
+
+
+def test_a_first_line_that_a_crash_cut_off_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_bytes(b'{"recording":')
+    RecordingModel(ScriptedModel([]), path)
+    assert ReplayModel(path).id == "scripted:demo"
+
+
+@pytest.mark.parametrize("name", ["model", "context_window", "max_output_tokens"])
+def test_a_first_line_without_what_it_must_say_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "chat.jsonl"
+    RecordingModel(ScriptedModel([]), path)
+    head = json.loads(path.read_text())
+    del head[name]
+    path.write_text(json.dumps(head) + "\n")
+    with pytest.raises(ModelError, match=r"chat\.jsonl.*first line|chat\.jsonl, line 1"):
+        ReplayModel(path)
+
+
+def test_half_a_character_is_recorded_as_the_engine_stores_it(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    ask(RecordingModel(ScriptedModel(["a\ud800"]), path), "b\udfff")
+    assert answer(ReplayModel(path), "b\udfff").text == "a\ufffd"
+
+
 def test_a_name_is_enough_and_one_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     assert RecordingModel("scripted:demo", tmp_path / "a.jsonl").id == "scripted:demo"
     with pytest.raises(UnknownModel, match="not a model's name"):
