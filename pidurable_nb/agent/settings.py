@@ -15,10 +15,10 @@ DeliveryMode: TypeAlias = Literal["one_at_a_time", "all"]
 class RunLimits(Value):
     """Caps on one run (turns, tokens, cost in US dollars) and on the session's cost; ``None`` is no cap."""
 
-    turns: int | None = None
-    tokens: int | None = None
-    cost: float | None = None
-    session_cost: float | None = None
+    turns: int | None = Field(default=None, ge=0)
+    tokens: int | None = Field(default=None, ge=0)
+    cost: float | None = Field(default=None, ge=0)
+    session_cost: float | None = Field(default=None, ge=0)
 
 
 class RetryPolicy(Value):

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from pydantic import ValidationError
+
 from ..agent.conversation import Conversation, Submission, WhenBusy
 from ..agent.settings import RunLimits
 from ..agent.state import InboxItem, LiveApproval, UsageState
@@ -541,8 +543,10 @@ class Chat:
         return live.timeline(self, limit)
 
     def history(self, count: int | None = None) -> TranscriptView:
-        """The transcript, or its last ``count`` entries."""
+        """The transcript, or its last ``count`` entries, at least one."""
         self._check_open()
+        if count is not None and count < 1:
+            raise NotebookError(f"{count} entries cannot be shown; give a number from 1")
 
         async def read() -> TranscriptView:
             entries = await self.conversation.entries(order="ascending").list()
@@ -588,7 +592,11 @@ class Chat:
             raise NotebookError(
                 f"there is no limit {', '.join(sorted(unknown))}; there are turns, tokens, cost, session_cost"
             )
-        limits = RunLimits.model_validate(self._session.settings().limits.to_data() | caps)
+        try:
+            limits = RunLimits.model_validate(self._session.settings().limits.to_data() | caps)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise NotebookError(f"{first['loc'][0]} cannot be {first['input']}: {first['msg']}") from None
         self._session.limits = limits
         return limits
 

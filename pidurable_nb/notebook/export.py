@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,14 +110,17 @@ def document(collected: Collected, format: Format) -> str:
 
 
 def write_document(path: str | os.PathLike[str], text: str) -> None:
-    """Write the file whole, or leave what is there."""
+    """Write the file whole, or leave what is there. Raises ``NotebookError`` where that cannot be done."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8", errors="replace")
         beside.replace(target)
+    except OSError as error:
+        raise NotebookError(f"{path} cannot be written: {error.strerror}. Choose another path.") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # such as a folder that is none
+            beside.unlink(missing_ok=True)
 
 
 async def export_file(

@@ -7,12 +7,13 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from ..errors import StorageCorrupt, StorageRequestError
+from ..errors import StorageCorrupt, StorageError, StorageRequestError
 from ..patch import apply
 from ..records import DocumentRecord, Life, SubmissionStatus, TaskStatus
 from ..values import JsonValue, Value
@@ -152,3 +153,19 @@ def materialise(base: str | bytes, deltas: Sequence[str | bytes], record: Docume
                 "Nothing was changed. Restore a copy of the file."
             ) from error
     return value
+
+
+def check_in_place(path: Path, opened: os.stat_result, name: str) -> None:
+    """Raise ``StorageError`` where the file that was opened lies at its path no longer.
+
+    The system lets a file be written to that somebody moved or deleted, and throws away what a deleted one was given.
+    """
+    try:
+        there = os.path.samestat(path.stat(), opened)
+    except FileNotFoundError:
+        there = False
+    if not there:
+        raise StorageError(
+            f"{name} was moved, deleted or replaced while it was open, so nothing more can be stored in it. Put the "
+            "file back and open it again, or open it at its new path; if it was deleted, restore a copy."
+        )

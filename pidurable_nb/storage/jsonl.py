@@ -33,7 +33,7 @@ from pydantic_core import from_json, to_json
 from ..errors import DurableError, SchemaTooNew, StorageCorrupt, StorageError, StorageRequestError
 from ..faults import reach
 from ..records import Attempt, DocumentRecord, Life
-from .common import highest_id, new_life
+from .common import check_in_place, highest_id, new_life
 from .lock import OwnerLock, warn_about_network
 from .memory import DocumentRow, MemoryState, Revision, Row
 from .protocol import (
@@ -320,6 +320,7 @@ class JsonlStorage(QueuedStorage[_Line]):
     """A journal in a folder, owned by this process while it is open (engine.md, section 16). Made by ``open``."""
 
     _fd: int
+    _opened: os.stat_result
 
     def __init__(self, folder: str | os.PathLike[str], fsync: bool, clock: Callable[[], float]) -> None:
         super().__init__(os.fspath(folder), clock)
@@ -377,7 +378,8 @@ class JsonlStorage(QueuedStorage[_Line]):
                 os.truncate(self._journal, end)
             self.life = new_life(len(self._state.lives()) + 1, opened_at)
             fd = os.open(self._journal, os.O_WRONLY | os.O_APPEND)
-            self._size = os.fstat(fd).st_size
+            self._opened = os.fstat(fd)
+            self._size = self._opened.st_size
             self._fd = fd
             reach("open.life", self.name)
             self._append(line_of(f'"life":{self.life.to_json()}'))
@@ -487,6 +489,7 @@ class JsonlStorage(QueuedStorage[_Line]):
         if self._lost is not None:
             raise self._lost
         reach("store.begun", self.name)
+        check_in_place(self._journal, self._opened, str(self._journal))
         state = self._state
         undo: list[Callable[[], object]] = []
         try:

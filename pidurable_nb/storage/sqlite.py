@@ -32,7 +32,7 @@ from ..faults import reach
 from ..records import (
     DocumentRecord,
 )
-from .common import StorageWarning, keeps_history, new_life
+from .common import StorageWarning, check_in_place, keeps_history, new_life
 from .lock import OwnerLock, warn_about_network
 from .protocol import (
     BatchItem,
@@ -238,6 +238,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
     """One SQLite file, owned by this process while it is open (engine.md, section 16). Made by ``open``."""
 
     _connection: sqlite3.Connection
+    _opened: os.stat_result
     _cursor: sqlite3.Cursor
     _reads: SqliteReads
 
@@ -303,6 +304,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
             connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None)
             self._prepare(connection, opened_at)
             stored = True
+            self._opened = self.path.stat()
             reach("open.stored", self.name)
             with self._storing:
                 if self._abandoned:
@@ -372,6 +374,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
     def _transaction(self, group: list[_Sealed]) -> None:
         cursor = self._cursor
         reach("store.begun", self.name)
+        check_in_place(self.path, self._opened, self.name)
         cursor.execute("BEGIN IMMEDIATE")
         try:
             entries = group[0].entries if len(group) == 1 else [row for sealed in group for row in sealed.entries]
@@ -407,6 +410,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
             draft: Path | None = None
             if os.path.lexists(target):
                 raise StorageRequestError(f"{path} exists already; a backup needs a new path.")
+            check_in_place(self.path, self._opened, self.name)
             try:
                 file, name = mkstemp(prefix=f".{target.name}-", dir=target.parent)  # with mode 0600
                 os.close(file)
@@ -435,6 +439,7 @@ class SqliteStorage(QueuedStorage[_Sealed]):
                     _take_back_note(connection, self.life.id)
                     raise
         except sqlite3.Error:
+            check_in_place(self.path, self._opened, self.name)
             # A disk that was full may have room for it now: closing has merged the log, and removed it.
             with closing(sqlite3.connect(self.path, timeout=CLOSING_PATIENCE, isolation_level=None)) as connection:
                 self._write_end(connection, ended, ended_at)

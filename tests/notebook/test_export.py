@@ -112,7 +112,8 @@ def test_the_magic_replaces_the_file_and_refuses_other_endings(book: Book, chat:
     assert "the ending says the format; there are .html, .md and .json" in line
     with pytest.raises(NotebookError):
         chat.export("out.pdf")
-    assert "nosuch" in book.shell.fails("%durable export nosuch/out.md")
+    line = book.shell.fails("%durable export nosuch/out.md")
+    assert "nosuch/out.md cannot be written: No such file or directory. Choose another path." in line
     assert not list(Path().glob(".out*"))
 
 

@@ -324,6 +324,20 @@ def test_no_model_says_how_to_choose_one(shell: Shell) -> None:
     assert "attempt 2 of this cell" in shown
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%durable limits turns=-1", "turns cannot be -1: Input should be greater than or equal to 0"),
+        ("%durable limits cost=nan", "cost cannot be nan: Input should be greater than or equal to 0"),
+        ("%durable history -3", "-3 entries cannot be shown; give a number from 1"),
+        ("%durable history 0", "0 entries cannot be shown; give a number from 1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(shell: Shell, chat: notebook.Chat, line: str, said: str) -> None:
+    assert said in shell.fails(line)
+    assert shell.run("%durable limits").strip() == "limits: none"
+
+
 def test_reject_says_that_a_run_goes_on(shell: Shell, chat: notebook.Chat) -> None:
     chat.submit("hang", show=False)
     assert "busy" in shell.fails("%%durable --reject\nhello")

@@ -15,7 +15,7 @@ import pytest
 from pidurable_nb import Document, Session
 from pidurable_nb.errors import SessionFailed, StorageError
 from pidurable_nb.records import ROOT, Entry, EntryId
-from pidurable_nb.storage import PutEntry, Storage, open_storage
+from pidurable_nb.storage import PutEntry, SqliteStorage, Storage, open_storage
 
 KINDS = ["sqlite", "jsonl"]
 SIZE = 2_000_000
@@ -175,3 +175,38 @@ def test_a_backup_without_room_fails_alone(disk: Path, tmp_path: Path, kind: str
 
     asyncio.run(main())
     assert not (disk / "copy.new").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+def test_a_file_that_lies_at_its_path_no_longer_is_not_written_to(tmp_path: Path, kind: str, how: str) -> None:
+    """What is stored in a deleted file is lost; who is told of it can still act."""
+
+    async def main() -> None:
+        place = where(tmp_path, kind)
+        file = tmp_path / ("journal/journal.jsonl" if kind == "jsonl" else "chat.sqlite")
+        away = tmp_path / "away"
+        storage = await open_storage(place)
+        await storage.commit([put(storage, "one")])
+        if how == "deleted":
+            file.unlink()
+        else:
+            file.rename(away)
+        if how == "replaced":
+            file.write_bytes(b"something else")
+        with pytest.raises(StorageError, match="moved, deleted or replaced while it was open"):
+            await storage.commit([put(storage, "two")])
+        if isinstance(storage, SqliteStorage):
+            with pytest.raises(StorageError, match="moved, deleted or replaced while it was open"):
+                await storage.backup(tmp_path / "copy")
+        await storage.close()
+        assert file.exists() == (how == "replaced")
+        if how == "replaced":
+            assert file.read_bytes() == b"something else"
+        if how != "deleted":
+            away.rename(file)
+            storage = await open_storage(place)
+            assert storage.last_seq == 1
+            await storage.close()
+
+    asyncio.run(main())
