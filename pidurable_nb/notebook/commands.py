@@ -8,101 +8,27 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import keyword
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeAlias
+from collections.abc import Iterable
+from typing import Any
 
 from ..agent.conversation import WhenBusy
 from ..errors import NotebookError, SessionInUse
 from ..models import default_models
 from . import frontend, installed, kernels, observing, opened as sessions, opening
 from .chat import Chat
+from .command import COMMANDS, TEXT, Command, HelpShown, Parser, command, show, usage
 from .defaults import defaults
-from .displays import display
 from .interpolate import interpolate
-from .render import mimebundle, to_text
 from .turns import Turn
-from .view import AnswerView, StatusRow, StatusView, TextItem, View, clean_output, clock_time
+from .view import AnswerView, StatusRow, StatusView, TextItem, clean_output, clock_time
 
 __all__ = ["CELL", "COMMANDS", "KERNEL_CELL", "Command", "help_text", "run_cell", "run_in_child", "run_line"]
 
 
-class _HelpShown(Exception):
-    pass
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=100)
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises one line and prints help without leaving."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(
-            allow_abbrev=False,
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100),
-            **options,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        usage = _usage(self)
-        raise NotebookError(f"{message}; it is used so: {usage} (--help says more)")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise _HelpShown
-
-
-def _usage(parser: argparse.ArgumentParser) -> str:
-    return " ".join(parser.format_usage().removeprefix("usage: ").replace("[-h]", "").split())
-
-
-Text: TypeAlias = Literal["required", "optional"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A subcommand: its name, its parser, and what it does. ``text`` means that the rest of its line is a text."""
-
-    name: str
-    about: str
-    example: str
-    parser: argparse.ArgumentParser
-    act: Callable[[Any, argparse.Namespace], Any]
-    text: Text | None = None  # the rest of the line is text, which must or may be there
-
-
-COMMANDS: dict[str, Command] = {}
-
-
-def command(
-    name: str, about: str, example: str, *arguments: tuple[Any, dict[str, Any]], text: Text | None = None
-) -> Callable[[Callable[[Any, argparse.Namespace], Any]], Callable[..., Any]]:
-    """Register a subcommand."""
-
-    def register(act: Callable[[Any, argparse.Namespace], Any]) -> Callable[..., Any]:
-        parser = _Parser(prog=f"%durable {name}", description=_sentence(about), epilog=f"example:  {example}")
-        for names, options in arguments:
-            explained = options | {"help": options["help"].replace("%", "%%")}  # argparse fills in %(default)s
-            parser.add_argument(*((names,) if isinstance(names, str) else names), **explained)
-        COMMANDS[name] = Command(name=name, about=about, example=example, parser=parser, act=act, text=text)
-        return act
-
-    return register
-
-
-def _sentence(about: str) -> str:
-    return f"{about[:1].upper()}{about[1:]}."
-
-
-TEXT = ("text", {"nargs": "+", "help": "the rest of the line; {name} inserts a value of the notebook"})
-
-CELL = _Parser(
+CELL = Parser(
     prog="%%durable",
     description="Ask with the text of the cell; the answer streams below it. Running it again finds what is stored.",
     epilog="example:  %%durable --to answer",
@@ -124,7 +50,7 @@ CELL.add_argument(
     help="how a waiting cell shows the answer: rich (one display), or text that streams to standard output",
 )
 
-KERNEL_CELL = _Parser(
+KERNEL_CELL = Parser(
     prog="%%durable_kernel",
     description="Run the cell in a child kernel, which can be killed without harm to this one.",
     epilog='example:  %%durable_kernel lab --until "the fifth word"',
@@ -156,7 +82,7 @@ def run_line(shell: Any, line: str) -> Any:
                 raise NotebookError(f"{name} needs a text: {found.example}")
             return found.act(shell, argparse.Namespace(text=_interpolated(shell, rest)))
         return found.act(shell, found.parser.parse_args([_interpolated(shell, word) for word in _split(rest)]))
-    except _HelpShown:
+    except HelpShown:
         return None
 
 
@@ -172,7 +98,7 @@ def run_cell(shell: Any, line: str, cell: str) -> None:
     """Ask with the text of a ``%%durable`` cell."""
     try:
         options = CELL.parse_args(_split(line))
-    except _HelpShown:
+    except HelpShown:
         return
     _ask(shell, _interpolated(shell, cell, raw=options.raw), options)
 
@@ -181,7 +107,7 @@ def run_in_child(line: str, cell: str) -> None:
     """Run a ``%%durable_kernel`` cell in its child kernel."""
     try:
         options = KERNEL_CELL.parse_args(_split(line))
-    except _HelpShown:
+    except HelpShown:
         return
     child = kernels.start(options.name)
     child.run(cell, until=options.until, timeout=options.timeout, quiet=options.quiet)
@@ -312,7 +238,7 @@ FIRST = ("open", "status", "history", "stop")
 
 def _explained(names: Iterable[str]) -> list[str]:
     found = [COMMANDS[name] for name in names]
-    return [line for item in found for line in (_usage(item.parser), f"    {item.about}", f"    {item.example}")]
+    return [line for item in found for line in (usage(item.parser), f"    {item.about}", f"    {item.example}")]
 
 
 def help_text() -> str:
@@ -579,25 +505,3 @@ def _kernel(shell: Any, options: argparse.Namespace) -> None:
     else:
         kernels.stop(options.name)
         print(f"child kernel {options.name} has stopped")
-
-
-def show(view: View) -> None:
-    if frontend.in_ipython():
-        display(mimebundle(view))
-    else:
-        print(to_text(view))
-
-
-def json_object(text: str, option: str) -> dict[str, Any]:
-    """A JSON object from an option's text. Raises ``NotebookError`` with one line."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise NotebookError(f"{option} takes a JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise NotebookError(f"{option} takes a JSON object of the call's arguments")
-    return value
-
-
-# Each registers its commands; they use what stands above.
-from . import commands_branches, commands_inbox, commands_live, commands_records  # noqa: E402, F401

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import NotebookError
 from . import frontend, opened as sessions
 from .chat import Chat
-from .commands import TEXT, command, json_object, show
+from .command import TEXT, command, json_object, show
 
 
 @command("inbox", "what waits in this conversation", "%durable inbox")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .commands import command
+from .command import command
 from .notifying import notify
 from .opened import current
 from .timelineview import LIMIT

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import NotebookError
 from . import frontend, opened as sessions
-from .commands import TEXT, command, show
+from .command import TEXT, command, show
 from .defaults import Defaults, config
 
 

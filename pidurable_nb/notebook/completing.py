@@ -13,7 +13,8 @@ from ..agent.settings import RunLimits
 from ..errors import DurableError
 from ..models import default_models
 from . import installed, kernels, opened as sessions
-from .commands import CELL, COMMANDS, KERNEL_CELL
+from .command import COMMANDS
+from .commands import CELL, KERNEL_CELL
 
 __all__ = ["complete", "option_names"]
 

@@ -10,6 +10,16 @@ from notebook_books import Book, Life, Script
 from notebook_shells import in_process_shell
 
 from pidurable_nb.models import ScriptedModel
+from pidurable_nb.notebook import installed
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every session of the process offers what is installed, so each test begins and ends with nothing."""
+    monkeypatch.setattr(installed, "_named", {})
+    yield
+    for extension in installed.registry.snapshot().extensions:
+        installed.registry.uninstall(extension)
 
 
 @pytest.fixture

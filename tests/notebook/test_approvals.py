@@ -38,7 +38,6 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
     chat.paid = paid  # type: ignore[attr-defined]
     yield chat
     chat.close()
-    notebook.registry.uninstall("notebook")
 
 
 def asked(chat: Chat) -> Turn:
@@ -87,8 +86,6 @@ def test_a_subagent_s_call_is_asked_about_in_the_cell_that_waits_for_it(tmp_path
         assert turn.result().text == "so: so: paid 5"
     finally:
         chat.close()
-        notebook.registry.uninstall("helper")
-        notebook.registry.uninstall("notebook")
 
 
 def test_approve_lets_it_run(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:

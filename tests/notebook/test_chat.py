@@ -30,7 +30,7 @@ from pidurable_nb.errors import (
 from pidurable_nb.messages import TextBlock, ToolCall
 from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
-from pidurable_nb.notebook import frontend, installed
+from pidurable_nb.notebook import frontend
 from pidurable_nb.notebook.displays import Changing
 from pidurable_nb.notebook.holding import remedy
 from pidurable_nb.notebook.turns import TurnInterrupted
@@ -58,8 +58,6 @@ def path(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "chat.sqlite"
     for chat in notebook.sessions():
         notebook.close(chat.name)
-    if notebook.registry.snapshot().extension(installed.TOOLS) is not None:
-        notebook.registry.uninstall(installed.TOOLS)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pidurable_nb.errors import DurableError
 from pidurable_nb.messages import ToolCall
 from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
-from pidurable_nb.notebook import installed, observing
+from pidurable_nb.notebook import observing
 from pidurable_nb.notebook.following import GraphFollower, TimelineFollower, task_details
 from pidurable_nb.notebook.graphview import GraphView
 from pidurable_nb.notebook.timelineview import TimelineView
@@ -40,8 +40,6 @@ def path(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "chat.sqlite"
     for chat in notebook.sessions():
         notebook.close(chat.name)
-    if notebook.registry.snapshot().extension(installed.TOOLS) is not None:
-        notebook.registry.uninstall(installed.TOOLS)
 
 
 @pytest.fixture

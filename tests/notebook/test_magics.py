@@ -493,7 +493,6 @@ def test_tools_are_installed_from_the_notebook(shell: Shell, chat: notebook.Chat
     shown = shell.run("%durable tools")
     assert "Look a word up. · safe to repeat" in shown
     assert "not a tool, a function or an extension" in shell.fails("value = 3\n%durable install value")
-    notebook.registry.uninstall("notebook")
 
 
 def test_retry_goes_on_after_a_failure(shell: Shell, chat: notebook.Chat) -> None:

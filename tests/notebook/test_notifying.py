@@ -80,7 +80,6 @@ def chat(tmp_path: Path, told: list[tuple[str, str]]) -> Iterator[Chat]:
     chat = notebook.open(tmp_path / "told.sqlite", model=ScriptedModel(answer, name="scripted:told"), show=False)
     yield chat
     chat.close()
-    notebook.registry.uninstall("notebook")
 
 
 def test_a_run_that_ends_or_waits_is_told_and_one_that_is_stopped_is_not(

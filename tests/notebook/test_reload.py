@@ -13,18 +13,14 @@ import pytest
 from notebook_books import Book
 
 from pidurable_nb import notebook
-from pidurable_nb.notebook import installed
 
 
 @pytest.fixture
 def shop(book: Book, monkeypatch: pytest.MonkeyPatch) -> Iterator[Book]:
-    """A notebook beside modules; what is installed goes at the end."""
+    """A notebook beside modules."""
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    monkeypatch.setattr(installed, "_named", {})
     modules = set(sys.modules)
     yield book
-    for extension in notebook.registry.snapshot().extensions:
-        notebook.registry.uninstall(extension)
     for name in set(sys.modules) - modules:
         del sys.modules[name]
 

@@ -48,7 +48,6 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
     chat = notebook.open(tmp_path / "talk.sqlite", model=ScriptedModel(answer, name="scripted:talk"), show=False)
     yield chat
     chat.close()
-    notebook.registry.uninstall("notebook")
 
 
 class Page:
