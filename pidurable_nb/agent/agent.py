@@ -63,6 +63,8 @@ def apply_change(state: AgentState, change: Mapping[str, Any], everything: Calla
         raise TypeError(f"an agent has no {', '.join(sorted(unknown))}; it has {known}")
     for field, value in change.items():
         if field in ("extensions", "tools", "model_tools") and value is not None:
+            if isinstance(value, str):
+                raise TypeError(f"{field} takes a list of names or an Edit, not a text: write [{value!r}]")
             if isinstance(value, Edit):
                 current = getattr(state, field)
                 names = list(everything(field) if current is None else current)
@@ -73,7 +75,10 @@ def apply_change(state: AgentState, change: Mapping[str, Any], everything: Calla
                 names = [_name(item) for item in value]
             setattr(state, field, tuple(names))
         else:
-            setattr(state, field, _name(value) if field == "model" and value is not None else value)
+            text = _name(value) if field == "model" and value is not None else value
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"{field} is a text or None, not {value!r}")
+            setattr(state, field, text)
 
 
 @dataclass(frozen=True)

@@ -655,6 +655,8 @@ def unanswered_message(record: SubmissionRecord) -> str:
 
 
 def _checked_blocks(content: str | Sequence[ContentBlock]) -> list[ContentBlock]:
+    if not isinstance(content, str | Sequence):
+        raise TypeError(f"an input is text or a list of blocks, not {content!r}")
     blocks: list[ContentBlock] = (
         [TextBlock(content)] if isinstance(content, str) else _blocks.validate_python(list(content))
     )

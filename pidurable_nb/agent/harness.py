@@ -128,6 +128,10 @@ class Harness(TaskSession):
         on_report: Callable[[Report], None] | None,
         on_wake: Callable[[Wake], None] | None,
     ) -> None:
+        if not isinstance(registry, Registry | None):
+            raise TypeError(f"registry= takes a Registry with extensions installed in it, not {registry!r}")
+        if not isinstance(settings, Settings | None) and not callable(settings):
+            raise TypeError(f"settings= takes Settings(…) or a function that returns them, not {settings!r}")
         super().__init__(storage, clock=clock, on_report=on_report, on_wake=on_wake)
         self.models: ModelSet = ModelSet(models)
         self.registry: Registry = registry if registry is not None else Registry()

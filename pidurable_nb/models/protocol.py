@@ -12,7 +12,7 @@ with ``poll_at`` (epoch seconds) or ``poll_after`` (seconds) saying when to ask.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -154,19 +154,23 @@ class ModelSet:
     """Models by id, and the only one among them where there is just one."""
 
     def __init__(self, source: ModelSource | Callable[[], ModelSource]) -> None:
-        self._source = source
+        self._source = tuple(source) if isinstance(source, Iterator) else source
+        if not callable(source) or hasattr(source, "stream") or hasattr(source, "get"):
+            self._models()  # what is no model is told at once
 
     def _models(self) -> Models | dict[str, Model]:
         source: Any = self._source
         if not hasattr(source, "stream") and not hasattr(source, "get") and callable(source):
             source = source()
         if hasattr(source, "stream"):
-            return {source.id: source}
+            return {_checked(source).id: source}
         if isinstance(source, Mapping):
-            return dict(source)
+            return {id: _checked(model) for id, model in source.items()}
         if hasattr(source, "get"):
             return source  # type: ignore[no-any-return]
-        return {model.id: model for model in source}
+        if isinstance(source, Iterable) and not isinstance(source, str):
+            return {_checked(model).id: model for model in source}
+        return {"": _checked(source)}  # which tells what it is
 
     def get(self, id: str) -> Model | None:
         """The model of this id, or ``None``. Raises ``UnknownModel`` where the source knows what is missing."""
@@ -178,3 +182,13 @@ class ModelSet:
         if isinstance(models, dict) and len(models) == 1:
             return next(iter(models.values()))
         return None
+
+
+def _checked(model: Any) -> Model:
+    if isinstance(model, type) or not hasattr(model, "stream") or not isinstance(getattr(model, "id", None), str):
+        hint = "; for models by name, give models=default_models" if isinstance(model, str) else ""
+        raise TypeError(
+            f"models= takes a model, several, a mapping by id, a Models, or a function that returns one of these; "
+            f"{model!r} is no model{hint}"
+        )
+    return model  # type: ignore[no-any-return]

@@ -423,11 +423,18 @@ class Session:
     # -- reads -------------------------------------------------------------------------------------------------------
 
     async def _read(self, request: Awaitable[T]) -> T:
-        """A storage read. Its error fails the session, except an invalid request's (engine.md, section 15)."""
+        """A storage read. Its error fails the session, except an invalid request's (engine.md, section 15).
+
+        One that asks with what no storage can look up, such as a record in place of its id, is an invalid request too.
+        """
         try:
             return await request
         except StorageRequestError:
             raise
+        except (TypeError, OverflowError) as error:
+            raise StorageRequestError(
+                f"a read asked with a value of a wrong kind ({error}): ids are the ints of records, such as entry.id."
+            ) from error
         except Exception as error:
             if not (isinstance(error, SessionClosed) and self._closing is not None):
                 self._fail(error)  # a read that comes too late for the close that is going on is no failure

@@ -201,6 +201,8 @@ class Tx:
 
         Documents follow their fork policy. Raises ``DurableError`` when the parent does not see that entry.
         """
+        if not isinstance(at, int):
+            raise TypeError(f"a fork is made at the id of an entry, such as entry.id, not at a {type(at).__name__}")
         if not await self._visible(parent, at):
             raise DurableError(f"conversation {parent} has no entry {at} to fork at")
         return await self._create_conversation(ForkPoint(parent, at), owner)

@@ -34,7 +34,7 @@ from .memory import MemoryState
 from .protocol import BatchItem, Changes, CommitInfo
 from .reading import Opening
 from .readonly import PATIENCE, connect, lock_of, log_of, not_a_session
-from .sqlite_reads import SqliteReads
+from .sqlite_reads import SqliteReads, is_binding
 from .sqlite_schema import check_version
 from .worker import Worker, deliver
 
@@ -336,6 +336,8 @@ class FollowedStorage(Opening):
             except Exception as error:
                 if isinstance(error, StorageRequestError):
                     raise
+                if is_binding(error):
+                    raise TypeError(str(error)) from error
                 self._source.forget()
                 if not _may_pass(error) or self._closed or time.monotonic() > deadline:
                     translated = self._translated(error)

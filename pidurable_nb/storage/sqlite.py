@@ -50,7 +50,7 @@ from .protocol import (
 )
 from .queued import QueuedStorage, Sealed, raise_translated
 from .readonly import log_of
-from .sqlite_reads import SqliteReads, key_column
+from .sqlite_reads import SqliteReads, is_binding, key_column
 from .sqlite_schema import check_file, create_file, migrate
 from .worker import Abandoned, Worker, call_once
 
@@ -513,6 +513,8 @@ def _translated(error: BaseException, name: str) -> BaseException:
     """An error of SQLite or the file system as ours, with the file's name and what can be done."""
     if isinstance(error, DurableError):
         return error
+    if is_binding(error):
+        return TypeError(str(error))
     if isinstance(error, sqlite3.IntegrityError):
         return StorageError(f"{name} refused a commit: {error}. What is stored already is never stored twice.")
     if isinstance(error, sqlite3.OperationalError):

@@ -399,3 +399,8 @@ class SqliteReads:
 
 def _one_of(column: str, values: list[str]) -> tuple[str, tuple[Any, ...]]:
     return f"{column} IN ({', '.join('?' * len(values))})", tuple(values)
+
+
+def is_binding(error: BaseException) -> bool:
+    """Whether SQLite was asked with a value that it cannot hold: the request's fault, not the file's."""
+    return isinstance(error, sqlite3.Error) and "binding parameter" in str(error)
