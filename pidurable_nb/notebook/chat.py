@@ -254,7 +254,7 @@ class Chat:
             if turn.view.conversation == self.conversation.id:
                 turn._stopping = not turn._settled.is_set()
         self._session.refresh_turns()
-        await self.conversation.abort(background=background)
+        await self._session.ending(self.conversation.abort(background=background))
         return busy
 
     def retry(self) -> None:
@@ -625,7 +625,7 @@ class Chat:
 
     def close(self) -> None:
         """Close the session; what was running goes on at the next opening."""
-        self._bridge.run(self._session.close)
+        self._bridge.run(lambda: self._session.ending(self._session.close()))
 
     def __enter__(self) -> Chat:
         return self

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agent.harness import Harness
 from ..agent.settings import RunLimits, Settings
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from .turns import Turn
 
 __all__ = ["OpenSession"]
+
+T = TypeVar("T")
+
+PATIENCE = 2.0
+"""Seconds after which a stop or a close says what it waits for."""
 
 
 class OpenSession:
@@ -51,6 +56,27 @@ class OpenSession:
         """The settings that the session was opened with, under the caps that were set since."""
         given = self._given() if callable(self._given) else self._given
         return given if self.limits is None else given.replaced(limits=self.limits)
+
+    async def ending(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a stop or a close, which waits for the code that runs; one line says so where that takes long."""
+        task = asyncio.ensure_future(work)
+        try:
+            if not (await asyncio.wait({task}, timeout=PATIENCE))[0]:
+                records = self.harness._committed.tasks.values()
+                running = [record for record in records if record.state.status == "running"]
+                tools = [
+                    f"`{record.input.get('name')}`"
+                    for record in running
+                    if record.kind == "pi.tool" and isinstance(record.input, dict)
+                ]
+                print(
+                    f"waits for {', '.join(tools) or 'code that is running'} to return; an interrupt ends this waiting "
+                    "only, and a restart of the kernel ends what does not return",
+                    flush=True,
+                )
+            return await task
+        finally:
+            task.cancel()
 
     def follow(self, turn: Turn) -> None:
         """Take a turn in; what its run prints is shown under the cell that asks now."""

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from pidurable_nb.errors import (
 from pidurable_nb.messages import TextBlock, ToolCall
 from pidurable_nb.models import Hang, Reply, ScriptedModel
 from pidurable_nb.models.protocol import ModelRequest
-from pidurable_nb.notebook import frontend
+from pidurable_nb.notebook import frontend, opensession
 from pidurable_nb.notebook.displays import Changing
 from pidurable_nb.notebook.holding import remedy
 from pidurable_nb.notebook.turns import TurnInterrupted
@@ -346,6 +347,42 @@ def test_a_stop_says_which_tool_it_waits_for_and_how_long_the_answer_took(path: 
     until(lambda: turn.view.settled)
     assert turn.view.status == "aborted"
     assert turn.view.stopping is None
+
+
+@pytest.mark.parametrize("command", ["stop", "close"])
+def test_a_stop_and_a_close_that_wait_for_a_tool_say_so(
+    path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began, leave = threading.Event(), threading.Event()
+    monkeypatch.setattr(opensession, "PATIENCE", 0.01)
+
+    @tool
+    def slow() -> str:
+        """Take its time."""
+        began.set()
+        assert leave.wait(60)
+        return "done"
+
+    call = ToolCall(id="c", name="slow", arguments={})
+    chat = notebook.open(path, model=ScriptedModel([Reply(tool_calls=[call])], name="scripted:slow"), show=False)
+    chat.install(slow)
+    chat.submit("go", show=False)
+    assert began.wait(60)
+    said = ""
+
+    def told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "waits for `slow` to return; an interrupt ends this waiting only" in said
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            ended = pool.submit(getattr(chat, command))
+            until(told, timeout=60)
+            assert not ended.done()
+        finally:
+            leave.set()
+        ended.result(60)
 
 
 def test_a_stopped_answer_took_as_long_as_it_took(chat: notebook.Chat) -> None:
