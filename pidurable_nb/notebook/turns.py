@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agent.conversation import Conversation, ConversationView, Submission, unanswered_message
 from ..agent.state import LiveState
-from ..errors import SessionClosed, Unanswered
+from ..errors import SessionClosed, SessionFailed, Unanswered
 from ..messages import Usage
 from ..records import Entry, SubmissionRecord
 from . import frontend
@@ -174,7 +174,7 @@ class Turn:
             raise TurnInterrupted from None
 
     def _stop_later(self) -> None:
-        self.chat._bridge.later(INTERRUPT_GRACE, self._stop)
+        self.chat._bridge.later(INTERRUPT_GRACE, self._stop_while_open)
 
     def __await__(self) -> Generator[Any, None, Answer]:
         return self._awaited().__await__()
@@ -190,6 +190,12 @@ class Turn:
                 raise TurnCancelled from None
 
     # -- on the engine thread ----------------------------------------------------------------------------------------
+
+    async def _stop_while_open(self) -> None:
+        with contextlib.suppress(
+            SessionClosed, SessionFailed
+        ):  # its turn then ends with it, or goes on in the next life
+            await self._stop()
 
     async def _stop(self) -> None:
         """End this turn and no other: take it back while it is queued, else abort its run."""

@@ -600,3 +600,16 @@ def test_an_interrupt_between_the_calls_of_a_cell_stops_its_turn(chat: notebook.
     with pytest.raises(TurnInterrupted), turn.stopped_by_interrupt():
         raise KeyboardInterrupt
     until(lambda: turn.view.status == "aborted")
+
+
+def test_a_stop_that_comes_when_its_session_is_closed_raises_nothing(
+    chat: notebook.Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = chat.submit("hang")
+    later: list[Callable[[], Any]] = []
+    monkeypatch.setattr(chat._bridge, "later", lambda delay, stop: later.append(stop))
+    with pytest.raises(TurnInterrupted), turn.stopped_by_interrupt():
+        raise KeyboardInterrupt
+    chat.close()
+    [stop] = later
+    assert chat._bridge.run(stop) is None
