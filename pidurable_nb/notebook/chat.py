@@ -51,6 +51,7 @@ from .view import (
     clip,
     clock_time,
     duration_words,
+    plural,
 )
 
 T = TypeVar("T")
@@ -499,10 +500,9 @@ class Chat:
             rows.append(StatusRow(name="inbox", value=f"{len(view.inbox.items)} waiting"))
         total = view.usage.total
         if view.usage.requests:
+            requests = plural(view.usage.requests, "request")
             cost = f" · ${total.cost:.4f}" if total.cost else ""
-            rows.append(
-                StatusRow(name="usage", value=f"{view.usage.requests} requests · {total.total_tokens:,} tokens{cost}")
-            )
+            rows.append(StatusRow(name="usage", value=f"{requests} · {total.total_tokens:,} tokens{cost}"))
         if self.harness.hold:
             state = "paused"
             rows.append(StatusRow(name="paused", value=self._hold.reason or "until %durable resume"))

@@ -23,7 +23,7 @@ from .command import COMMANDS, TEXT, Command, HelpShown, Parser, command, show, 
 from .defaults import defaults
 from .interpolate import interpolate
 from .turns import Turn
-from .view import AnswerView, StatusRow, StatusView, TextItem, clean_output, clock_time
+from .view import AnswerView, StatusRow, StatusView, TextItem, clean_output, clock_time, plural
 
 __all__ = ["CELL", "COMMANDS", "KERNEL_CELL", "Command", "help_text", "run_cell", "run_in_child", "run_line"]
 
@@ -398,8 +398,7 @@ def _history(shell: Any, options: argparse.Namespace) -> None:
 
 @command("usage", "tokens and cost, per model and tool", "%durable usage")
 def _show_usage(shell: Any, options: argparse.Namespace) -> None:
-    chat = sessions.current()
-    usage = chat.usage()
+    usage = sessions.current().usage()
     rows = [
         StatusRow(
             name=name,
@@ -408,7 +407,7 @@ def _show_usage(shell: Any, options: argparse.Namespace) -> None:
         )
         for name, spent in (*usage.models.items(), *usage.tools.items())
     ]
-    show(StatusView(title=f"usage · {usage.requests} requests", state=chat.status().state, rows=tuple(rows)))
+    show(StatusView(title=f"usage · {plural(usage.requests, 'request')}", rows=tuple(rows)))
 
 
 @command(
@@ -425,7 +424,7 @@ def _models(shell: Any, options: argparse.Namespace) -> None:
     rows = tuple(
         StatusRow(name=item.name, value="ready" if item.usable else (item.missing or "not usable")) for item in found
     )
-    show(StatusView(title="models", state="idle", rows=rows))
+    show(StatusView(title="models", rows=rows))
 
 
 @command(
@@ -471,7 +470,7 @@ def _tools(shell: Any, options: argparse.Namespace) -> None:
         for name, tool in agent.tools.items()
     )
     title = "tools" if rows else "no tools: %durable install NAME"
-    show(StatusView(title=title, state=chat.status().state, rows=rows))
+    show(StatusView(title=title, rows=rows))
 
 
 @command("crash", "SIGKILL this kernel, as a crash would", "%durable crash")

@@ -138,11 +138,14 @@ def dots(parts: Iterable[str]) -> Html:
     return join(parts, " · ")
 
 
-def header(shown: Badge, facts: Iterable[str]) -> Html:
-    """The first line of a card: a state and facts."""
+def header(shown: Badge | None, facts: Iterable[str]) -> Html:
+    """The first line of a card: a state, where there is one, and facts."""
     facts = list(facts)
+    style = "margin:0 0 .35em"
+    if shown is None:
+        return el("div", dots(facts), style=style)
     rest = el("span", " · ", dots(facts), style=QUIET) if facts else EMPTY
-    return el("div", badge(shown), rest, style="margin:0 0 .35em")
+    return el("div", badge(shown), rest, style=style)
 
 
 def quiet(*children: str) -> Html:

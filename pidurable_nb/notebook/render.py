@@ -456,9 +456,8 @@ def _(view: ErrorView) -> str:
 
 @_text.register
 def _(view: StatusView) -> str:
-    lines = [
-        _line(f"{view.badge.icon} {view.badge.word}", view.title, "" if view.current else "not the current session")
-    ]
+    state = "" if view.badge is None else f"{view.badge.icon} {view.badge.word}"
+    lines = [_line(state, view.title, "" if view.current else "not the current session")]
     width = max((len(row.name) for row in view.rows), default=0)
     lines += [f"  {row.name:<{width}}  {row.value}" for row in view.rows]
     return "\n".join(lines)

@@ -28,6 +28,7 @@ from .view import (
     clean_output,
     clip,
     clock_time,
+    plural,
 )
 
 __all__ = ["Block", "Chip", "TalkState", "TalkView", "talk_view"]
@@ -146,7 +147,7 @@ class TalkView(View):
         """Requests, tokens and cost of the conversation, in words."""
         if not self.requests:
             return ()
-        facts = [f"{self.requests:,} request{'' if self.requests == 1 else 's'}", f"{self.tokens:,} tokens"]
+        facts = [plural(self.requests, "request"), f"{self.tokens:,} tokens"]
         if self.cost:
             facts.append(f"${self.cost:.4f}" if self.cost < 1 else f"${self.cost:,.2f}")
         return tuple(facts)

@@ -589,16 +589,21 @@ class StatusRow(Value):
 
 
 class StatusView(View):
-    """What ``%durable status`` says of one session: its state as a badge, then facts in order."""
+    """What ``%durable status`` says of one session: its state as a badge, then facts in order.
+
+    Other lists of facts look the same, and have no state when they tell none.
+    """
 
     title: str
-    state: Literal["idle", "running", "paused", "waiting", "done", "closed", "failed"] = "idle"
+    state: Literal["idle", "running", "paused", "waiting", "done", "closed", "failed"] | None = None
     rows: tuple[StatusRow, ...] = ()
     current: bool = True
     """Whether it is the session that the magics use now."""
 
     @property
-    def badge(self) -> Badge:
+    def badge(self) -> Badge | None:
+        if self.state is None:
+            return None
         return {
             "idle": Badge("✓", "idle", "good"),
             "running": Badge("◐", "running", "active"),

@@ -469,7 +469,10 @@ def test_an_id_names_the_submission(shell: Shell, chat: notebook.Chat) -> None:
 
 def test_what_is_shown_of_a_session(shell: Shell, chat: notebook.Chat) -> None:
     assert "no live tasks" in shell.run("%durable tasks")
-    shell.run("%durable ask one\n%durable ask two")
+    shell.run("%durable ask one")
+    assert shell.run("%durable usage").startswith("usage · 1 request\n")
+    assert "1 request · " in shell.run("%durable status")
+    shell.run("%durable ask two")
     assert "2 tasks" in shell.run("%durable tasks --all")
     history = shell.run("%durable history")
     assert "You said one" in history
@@ -479,6 +482,8 @@ def test_what_is_shown_of_a_session(shell: Shell, chat: notebook.Chat) -> None:
     assert "scripted:magics" in shell.run("%durable usage")
     assert "idle" in shell.run("%durable status")
     assert "scripted:demo" in shell.run("%durable models")
+    for lists in ("usage", "models", "tools"):
+        assert "idle" not in shell.run(f"%durable {lists}")  # no state is meant
     shell.run("%durable wait")
     assert "nothing was running" in shell.run("%durable stop")
 

@@ -277,6 +277,9 @@ def test_no_colour_is_fixed_for_one_theme() -> None:
 def test_a_status_and_a_table_of_tasks_read_as_text() -> None:
     status = StatusView(title="chat.sqlite", state="running", rows=(StatusRow("model", "m"), StatusRow("inbox", "2")))
     assert to_text(status) == "◐ running · chat.sqlite\n  model  m\n  inbox  2"
+    facts = StatusView(title="models", rows=(StatusRow("demo", "ready"),))
+    assert to_text(facts) == "models\n  demo  ready"
+    assert "idle" not in to_html(facts)
     tasks = TasksView(rows=(TaskRow(id=1, kind="pi.tool", status="blocked", depth=1, about="no such tool"),), hidden=2)
     assert to_text(tasks) == "3 live tasks\n    1 pi.tool · ! blocked · no such tool\n  and 2 more"
     assert to_text(TasksView()) == "no live tasks · --all lists those that ended"
