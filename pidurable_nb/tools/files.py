@@ -33,6 +33,9 @@ BYTES = 40 * 1024
 IMAGE_BYTES = 5 * 1024 * 1024
 """The largest image that ``read`` gives: providers take no larger ones."""
 
+CHANGED_BYTES = 64 * 1024 * 1024
+"""The largest file that ``write`` and ``edit`` change: what it holds is in memory, some of it more than once."""
+
 DIFF_CHARS = 20_000
 """How much of a diff an edit keeps for user interfaces."""
 
@@ -285,9 +288,11 @@ def _replace(
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         try:
-            before: bytes | None = env.read(path)
+            before: bytes | None = env.read(path, 0, CHANGED_BYTES + 1)
         except FileNotFoundError:
             before = None
+        if before is not None and len(before) > CHANGED_BYTES:
+            raise ValueError(f"{path} holds more than {CHANGED_BYTES // 1024 // 1024} MB: change it with a command")
         found = _digest(before)
         plan = ctx.memo("file")
         if plan is not None and found == plan[1]:

@@ -266,3 +266,20 @@ async def _opened(chat: Chat, storage: Any) -> Any:
     from pidurable_nb import Harness
 
     return await Harness.open(storage, models=chat.model, registry=chat.registry, env=chat.env)
+
+
+@bounded
+async def test_a_file_that_is_too_large_to_change_is_left_alone(
+    env: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "CHANGED_BYTES", 20)
+    large = tmp_path / "large.log"
+    for size, wrong in ((20, False), (21, True)):
+        large.write_text("begin".ljust(size, "."))
+        message, _ = await use(env, edit(), path="large.log", old="begin", new="end")
+        assert message.is_error is wrong
+    told = "ValueError: large.log holds more than 0 MB: change it with a command"
+    assert message.text == told
+    assert (await use(env, write(), path="large.log", content="x"))[0].text == told
+    assert large.read_text() == "begin".ljust(21, ".")
+    assert (await use(env, read(), path="large.log"))[0].text.startswith("begin")
