@@ -140,8 +140,10 @@ class WorkflowRun:
         The function may be async; a plain one runs in a thread. It runs at least once: a process that dies in the
         middle runs it again, unless it is ``replay="unsafe"``, which raises ``StepInterrupted`` then. ``retry`` is a
         number of retries with exponential back-off, or a ``RetryPolicy``; the back-off is a durable sleep. Raises
-        ``StepFailed`` when it failed for good.
+        ``StepFailed`` when it failed for good, and ``ValueError`` for another ``replay``.
         """
+        if replay not in ("safe", "unsafe"):
+            raise ValueError(f"the step {name} has replay={replay!r}; it is 'safe' or 'unsafe'")
         place = self._place("step", name)
         backoff = _Times(retry or 0) if retry is None or isinstance(retry, int) else retry
         return self._step(place, functools.partial(function, *args), function, replay == "unsafe", backoff)
@@ -363,8 +365,11 @@ def workflow(name: str, *, version: int = 1) -> Callable[[Callable[..., Coroutin
             return await run.step("send", send, rows, replay="unsafe")
 
     The input holds the other parameters by name; for a function with one of them its bare value does too, and a list
-    for several. The name and the version are those of the task. Raises ``TypeError`` for a function that is not async.
+    for several. The name and the version are those of the task. Raises ``TypeError`` for a function that is not async,
+    and without a name.
     """
+    if not isinstance(name, str):
+        raise TypeError(f'a workflow is stored under a name: @workflow("shop.order"), not @workflow of {name!r}')
 
     def decorate(function: Callable[..., Coroutine[Any, Any, R]]) -> type[Task[Any, R]]:
         if not inspect.iscoroutinefunction(function):

@@ -414,3 +414,29 @@ def test_a_killed_process_repeats_a_safe_step_and_never_an_unsafe_one(
     assert again.returncode == 0, again.stderr
     assert f'"result":{result}' in again.stdout
     assert (tmp_path / "effects").read_text().split() == effects
+
+
+def test_a_step_is_safe_or_unsafe_and_nothing_else(tmp_path: Path) -> None:
+    paid: list[int] = []
+
+    @workflow("t.misspelt")
+    async def misspelt(run: Any) -> None:
+        await run.step("pay", paid.append, 1, replay="un-safe")
+
+    async def main() -> None:
+        w = World(misspelt).at(tmp_path)
+        await w.open()
+        outcome = (await w.harness.wait_for_task(await w.create(misspelt, None))).state.outcome
+        assert "the step pay has replay='un-safe'; it is 'safe' or 'unsafe'" in outcome.error.message
+        assert paid == []
+        await w.harness.close()
+
+    run(main)
+
+
+def test_a_workflow_without_a_name_is_refused() -> None:
+    async def order(run: Any) -> None:
+        await run.sleep(1)
+
+    with pytest.raises(TypeError, match="a workflow is stored under a name"):
+        workflow(order)  # type: ignore[arg-type]
