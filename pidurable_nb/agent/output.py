@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ..values import valid_text
 from .tool import OutputLimits
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -16,8 +17,7 @@ LONGEST_CUT = 4096
 
 def clean(text: str) -> str:
     """Text without terminal escapes and control characters; line ends become ``\\n``, lone surrogates ``\\ufffd``."""
-    text = _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return valid_text(_CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 class OutputBuffer:

@@ -208,3 +208,7 @@ async def test_a_plain_function_sees_that_it_is_cancelled_and_close_waits_for_it
         record = await submission.status()
         assert (record.status, record.reason) == ("unanswered", "aborted")
         assert await codes(root) == ["aborted"]
+
+
+def test_half_characters_become_replacement_characters_and_pairs_whole_ones() -> None:
+    assert clean("a\ud800b \ud83d\ude00 é") == "a\ufffdb \U0001f600 é"

@@ -44,7 +44,7 @@ from .support import Chat, bounded, call, calls, codes, eventually, forever, kin
         ([TextBlock("one"), TextBlock("two")], "one\ntwo"),
         (ToolResult("content"), "content"),
         ("bell \x07 and \x1b[31mred\x1b[0m\r\nline", "bell  and red\nline"),
-        ("lone \ud800 surrogate", "lone ? surrogate"),
+        ("lone \ud800 surrogate", "lone \ufffd surrogate"),
     ],
 )
 @bounded
