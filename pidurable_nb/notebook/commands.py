@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..agent.conversation import WhenBusy
-from ..errors import NotebookError, SessionInUse
+from ..errors import NotebookError, SessionClosed, SessionInUse
 from ..models import default_models
 from . import frontend, installed, kernels, observing, opened as sessions, opening
 from .chat import Chat
@@ -110,8 +110,10 @@ def run_in_child(line: str, cell: str) -> None:
     except HelpShown:
         return
     child = kernels.start(options.name)
-    child.run(cell, until=options.until, timeout=options.timeout, quiet=options.quiet)
-    if options.then_kill:
+    done = child.run(cell, until=options.until, timeout=options.timeout, quiet=options.quiet)
+    if done.status == "killed":
+        print(f"child kernel {options.name} died; the next cell in it starts it anew")
+    elif options.then_kill:
         child.kill()
         print(f"SIGKILL: child kernel {options.name} is dead")
 
@@ -316,7 +318,10 @@ def _status(shell: Any, options: argparse.Namespace) -> None:
             )
         )
     for chat in shown:
-        show(chat.status())
+        try:
+            show(chat.status())
+        except SessionClosed as error:  # while it closes, nothing of it can be read
+            show(StatusView(title=chat.path, state="closed", rows=(StatusRow(name="closing", value=str(error)),)))
 
 
 @command("use", "switch to another open session", "%durable use chat", ("name", {"help": "its name"}))

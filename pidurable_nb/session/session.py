@@ -837,7 +837,9 @@ class Session:
     def _check_open(self) -> None:
         self._check_alive()
         if self._closing is not None:
-            raise SessionClosed(f"the session on {self.storage.name} is closing: open it again to go on")
+            raise SessionClosed(
+                f"the session on {self.storage.name} is closing: what runs in it must return first, then open it again"
+            )
 
     def _failed_error(self) -> SessionFailed:
         error = SessionFailed(

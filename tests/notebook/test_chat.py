@@ -351,7 +351,7 @@ def test_a_stop_says_which_tool_it_waits_for_and_how_long_the_answer_took(path: 
 
 @pytest.mark.parametrize("command", ["stop", "close"])
 def test_a_stop_and_a_close_that_wait_for_a_tool_say_so(
-    path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shell: Shell, path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began, leave = threading.Event(), threading.Event()
     monkeypatch.setattr(opensession, "PATIENCE", 0.01)
@@ -380,6 +380,9 @@ def test_a_stop_and_a_close_that_wait_for_a_tool_say_so(
             ended = pool.submit(getattr(chat, command))
             until(told, timeout=60)
             assert not ended.done()
+            if command == "close":
+                assert "closing" in shell.run("%durable status")
+                assert "what runs in it must return first" in shell.fails("%durable history")
         finally:
             leave.set()
         ended.result(60)

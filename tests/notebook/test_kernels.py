@@ -29,6 +29,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from pidurable_nb.errors import NotebookError
 from pidurable_nb.notebook import frontend, kernels
 from pidurable_nb.notebook.bridge import engine
+from pidurable_nb.notebook.commands import run_in_child
 from pidurable_nb.notebook.kernels import ChildKernel
 
 pytestmark = pytest.mark.kernel
@@ -197,6 +198,16 @@ def test_a_run_whose_process_is_killed_or_dies_says_so(child: ChildKernel) -> No
     assert not child.running
     child.start()
     assert child.run("import os; os._exit(3)", quiet=True).status == "killed"
+
+
+def test_a_cell_under_which_its_kernel_dies_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        run_in_child("mortal --then-kill", "import os; os._exit(3)")
+        assert capsys.readouterr().out == "child kernel mortal died; the next cell in it starts it anew\n"
+        run_in_child("mortal", "print('anew')")
+        assert "anew" in capsys.readouterr().out
+    finally:
+        kernels.stop("mortal")
 
 
 def test_starting_a_kernel_that_runs_changes_nothing_and_one_that_died_starts_anew(child: ChildKernel) -> None:
