@@ -278,8 +278,7 @@ class Chat:
                 for item in items
             )
             count = f"{len(rows)} waiting" if rows else "nothing waits"
-            state = "waiting" if rows else (await self._status()).state
-            return StatusView(title=f"inbox · {count}", state=state, rows=rows)
+            return StatusView(title=f"inbox · {count}", state="waiting" if rows else None, rows=rows)
 
         return self._bridge.run(read)
 
