@@ -13,6 +13,7 @@ from pidurable_nb import patch
 from pidurable_nb.notebook.talkview import Chip, TalkView
 from pidurable_nb.notebook.view import StatusRow, StatusView, TextItem
 
+from .lab import until
 from .talk_gallery import PAST, STREAMING, TALKS, asked, said
 from .widget_gallery import CONTRASTS, MARKDOWN, OVERFLOWS, XSS, browser_page, send, sent, show_live
 
@@ -187,6 +188,22 @@ def test_the_transcript_stays_at_its_end_unless_someone_reads_further_up(page: P
     page.evaluate("document.querySelector('#a .pd-log').scrollTop = 40")
     play(page, views[1:], first=2)
     assert page.evaluate("document.querySelector('#a .pd-log').scrollTop") == 40
+
+
+def test_the_transcript_is_at_its_end_when_it_is_shown_later_and_in_a_narrower_page(page: Page) -> None:
+    at_end = """() => {
+        const log = document.querySelector("#a .pd-log");
+        return log.scrollTop > 0 && log.scrollHeight - log.scrollTop - log.clientHeight < 2;
+    }"""
+    page.evaluate("document.body.style.display = 'none'")  # as in a cell that is not attached yet
+    show_live(page, "a", TALKS["streaming"])
+    page.evaluate("document.body.style.display = ''")
+    until("the log is at its end", lambda: page.evaluate(at_end), timeout=10)
+    before = page.viewport_size
+    assert before is not None
+    page.set_viewport_size({"width": 420, "height": before["height"]})
+    until("it is there in a narrow page", lambda: page.evaluate(at_end), timeout=10)
+    page.set_viewport_size(before)
 
 
 def test_older_entries_come_above_what_one_reads(page: Page) -> None:

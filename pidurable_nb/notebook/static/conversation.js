@@ -359,9 +359,21 @@ export function mountConversation(feed, model, el, { jump = null } = {}) {
   const timer = setInterval(() => feed.lost || tick(), 1000);
   update();
   settle();
-  log.scrollTop = log.scrollHeight;
+  // A page may attach the log after this, show it later, or make it narrower: it stays at its end through all of it.
+  let following = true;
+  let width = 0;
+  log.addEventListener("scroll", () => {
+    // An older scroll that is told after a change of width says nothing of where one reads.
+    if (log.clientWidth === width) following = log.scrollHeight - log.scrollTop - log.clientHeight < 24;
+  });
+  const resized = new ResizeObserver(() => {
+    width = log.clientWidth;
+    if (following) log.scrollTop = log.scrollHeight;
+  });
+  resized.observe(log);
   const unmount = () => {
     clearInterval(timer);
+    resized.disconnect();
     release();
     silence();
   };
