@@ -114,7 +114,7 @@ def _local() -> list[Availability]:
         local_model(f"local:{SMOLLM2}")
     except UnknownModel as error:
         return [Availability(f"local:{SMOLLM2}", False, str(error))]
-    return [Availability(f"local:{SMOLLM2}", True), Availability("local:/path/to/file.gguf", True)]
+    return [Availability(f"local:{SMOLLM2}", True), Availability("local:….gguf", True)]
 
 
 def _files(start: str) -> list[str]:

@@ -134,8 +134,8 @@ def test_a_closed_session_leaves_the_static_form(lab: Lab) -> None:
     notebook = story.open()
     notebook.run_all()
     expect(talk(notebook, 3)).to_have_count(0, timeout=30_000)
+    notebook.wait_text(3, "closed")
     assert "Ready when you are." in notebook.text(3)
-    assert "closed" in notebook.text(3)
     (output,) = notebook.save().cells[3].outputs
     assert sorted(output.data) == ["text/html", "text/plain"]
     assert len(str(output)) < 5000
