@@ -45,6 +45,9 @@ CHROMIUM_ARGUMENTS = (
 WIDE = 1400
 NARROW = 700
 
+CULLED = "culled"
+"""A kernel spec whose kernels the server culls when they have been idle for seconds with no page open."""
+
 Theme = Literal["light", "dark"]
 
 
@@ -103,6 +106,7 @@ class Lab:
             )
             # Cells outside of the viewport stay in the page, where a test can read them.
             self._configure("@jupyterlab/notebook-extension", "tracker", {"windowingMode": "none"})
+            self._specify_culled()
             self._start_server()
             self._playwright = sync_playwright().start()
             self._browser = self._playwright.chromium.launch(
@@ -148,6 +152,18 @@ class Lab:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
 
+    def _specify_culled(self) -> None:
+        # Longer than a page takes to connect to the kernel that was started for it.
+        spec = {
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": "Culled",
+            "language": "python",
+            "metadata": {"cull_idle_timeout": 10, "debugger": False},
+        }
+        path = self.home / "data" / "kernels" / CULLED / "kernel.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(spec))
+
     def _start_server(self) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -170,6 +186,8 @@ class Lab:
             *("--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}"),
             *("--IdentityProvider.token=", "--LabApp.extension_manager=readonly"),
             "--JupyterNotebookApp.expose_app_in_browser=True",
+            # The culler runs, and culls only what asks for it by its kernel spec.
+            *("--MappingKernelManager.cull_idle_timeout=86400", "--MappingKernelManager.cull_interval=1"),
             "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
         ]
         with self._log.open("wb") as log:
