@@ -85,6 +85,8 @@ class Story:
     def write(cls, lab: Lab, folder: str, cells: Sequence[str], *, name: str = "story.ipynb") -> Story:
         """Write the notebook and the module beside it."""
         story = cls(lab, lab.root / folder)
+        assert not story.folder.is_file(), f"{folder} is a file of another test"
+        assert not (story.folder / name).exists(), f"another test has written {folder}/{name}"
         lab.write(f"{folder}/{name}", cells)
         (story.folder / "story.py").write_text(MODULE)
         return story

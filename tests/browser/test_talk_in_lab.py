@@ -130,7 +130,7 @@ def test_keys_alone_do_everything_and_none_of_them_reaches_the_notebook(lab: Lab
 
 
 def test_a_closed_session_leaves_the_static_form(lab: Lab) -> None:
-    story = Story.write(lab, "closed", [SETUP, OPEN, ask(SHORT, "--wait"), WATCH, "%durable close"])
+    story = Story.write(lab, "talk-closed", [SETUP, OPEN, ask(SHORT, "--wait"), WATCH, "%durable close"])
     notebook = story.open()
     notebook.run_all()
     expect(talk(notebook, 3)).to_have_count(0, timeout=30_000)

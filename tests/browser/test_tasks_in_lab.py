@@ -79,7 +79,7 @@ def test_both_move_while_a_cell_computes_and_survive_a_reload(lab: Lab, tmp_path
 
 
 def test_a_crash_is_drawn_and_a_closed_session_leaves_static_forms(lab: Lab, tmp_path: Path) -> None:
-    story = Story.write(lab, "crash", [SETUP, OPEN, ask(HANG), GRAPH, TIMELINE, "%durable close"])
+    story = Story.write(lab, "crash-drawn", [SETUP, OPEN, ask(HANG), GRAPH, TIMELINE, "%durable close"])
     notebook = story.open()
     for cell in range(5):
         notebook.run_cell(cell)
