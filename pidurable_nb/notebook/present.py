@@ -508,6 +508,12 @@ BLOCKED = {
     "migration_failed": "its migration failed",
 }
 
+_STARTS = {"pi.compaction": "summary", "pi.reset": "new context"}
+"""Entries from which the model reads, by what they are called."""
+
+_REASONS = {"manual": "asked for", "threshold": "near the limit", "overflow": "it was too long"}
+"""Why a compaction was made (engine.md, section 2)."""
+
 _ROLES = {"pi.user": "user", "pi.assistant": "assistant", "pi.system": "system", "pi.tool-result": "tool"}
 
 
@@ -529,7 +535,14 @@ def transcript_view(
         model = None
         struck = False
         role = _ROLES.get(entry.kind, "note" if message is not None else "marker")
-        if isinstance(message, AssistantMessage):
+        if entry.kind in _STARTS:
+            title = _STARTS[entry.kind]
+            reason = entry.data.get("reason") if isinstance(entry.data, dict) else None
+            markers += [_REASONS[str(reason)]] if reason in _REASONS else []
+            here = entry.head is None or entry.head == entry.id
+            markers.append("the model reads from here" if here else f"in place of what was before #{entry.head}")
+            text = text.removeprefix("<summary>").removesuffix("</summary>").strip()
+        elif isinstance(message, AssistantMessage):
             model = message.model
             if message.stop_reason == "aborted":
                 markers.append("stopped, kept" if entry.id in by_person else "cut off, kept")

@@ -383,6 +383,19 @@ def test_a_transcript_names_who_speaks_and_marks_what_was_cut_off() -> None:
     assert shown.entries[4].text == '{"a": 1}'
 
 
+def test_a_transcript_says_where_the_context_starts_and_why() -> None:
+    summary = UserMessage([TextBlock("<summary>\nThree apples.\n</summary>")])
+    data = {"reason": "threshold"}
+    entries = [
+        Entry(id=7, conversation_id=1, kind="pi.compaction", messages=(summary,), data=data, head=4),
+        Entry(id=8, conversation_id=1, kind="pi.reset", messages=(UserMessage([TextBlock("Go on.")]),), head=8),
+    ]
+    compacted, new = transcript_view(entries).entries
+    assert (compacted.who, compacted.text) == ("summary", "Three apples.")
+    assert compacted.markers == ("near the limit", "in place of what was before #4")
+    assert (new.who, new.text, new.markers) == ("new context", "Go on.", ("the model reads from here",))
+
+
 def test_a_transcript_tells_what_a_person_stopped_from_what_a_crash_cut_off() -> None:
     entries = [
         asked(1, "one"),
