@@ -121,7 +121,7 @@ def test_a_decision_in_a_paused_session_says_that_it_stays_paused(
     try:
         (row,) = [row for row in again.recovery.rows if row.what == "tool"]
         assert (row.was, row.level) == ("waiting for you", "warn")
-        run("tools")
+        run("status")
         assert "! paused" in capsys.readouterr().out
         run(decision)
         said = capsys.readouterr().out
